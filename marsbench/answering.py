@@ -18,9 +18,10 @@ from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.files import check_can_be_written, write_atomically
+from marsbench.forward.limits import check_ids
 from marsbench.json_lines import read_lines
 from marsbench.line import Line
-from marsbench.methods.fitting import default_ids, fit
+from marsbench.methods.fitting import default_ids, fit, remark_on_rounding
 from marsbench.progress import Reporter
 from marsbench.training.checkpoints import Loaded
 
@@ -35,14 +36,15 @@ class Answering:
     threshold: float | None = None  # of every request
     batch_size: int = 16  # rows at once
     prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward, at most
-    not_compiled: str = ""  # why its steps run one operation at a time although the line is compiled
+    remark: str = ""  # to be said once: steps that cannot be compiled, answers that rounding may change
 
     @classmethod
     def of(cls, line: Line, loaded: Loaded, draft: Loaded | None = None, **how: Any) -> Answering:
         """A line with its checkpoints, to which its method is fitted; `UserError` where they do not go together."""
         method = fit(line.method, loaded, draft=draft, untrained_masks=line.untrained_masks, **line.of_method)
         kind, not_compiled = kind_of_batch(loaded.model, method, line.compiled)
-        return cls(loaded, method, kind, line.threshold, not_compiled=not_compiled, **how)
+        remarks = not_compiled, remark_on_rounding(line.method, loaded.model)
+        return cls(loaded, method, kind, line.threshold, remark="\n".join(filter(None, remarks)), **how)
 
     @property
     def compiled(self) -> bool:
@@ -91,12 +93,9 @@ def decode_file(
     check_target(source, target)
     model = answering.loaded.model
     check_requests(requests, model, where=f"{source}, line {{}}")
-    embeddings: Any = model.get_input_embeddings()
-    for name, token in (*(("EOS", token) for token in eos_id), ("pad", pad_id)):
-        if not 0 <= token < embeddings.num_embeddings:
-            raise UserError(
-                f"{name} id {token} lies outside the vocabulary of {embeddings.num_embeddings}", fix="give another id"
-            )
+    for token in eos_id:
+        check_ids(model, EOS=token)
+    check_ids(model, pad=pad_id)
     title = f"decoding {source.name} by {answering.method.name}"
     generations = answering.decode_all(requests, reporter, title, eos_id=eos_id, pad_id=pad_id)
     told = ("tokens", "forwards", "accepted", "finish")

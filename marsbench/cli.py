@@ -29,7 +29,7 @@ MENDS = {
 EXTRAS = {
     **dict.fromkeys(("evalplus", "lm_eval", "scipy"), "eval"),
     **dict.fromkeys(("matplotlib", "pandas", "tabulate"), "report"),
-    **dict.fromkeys(("fastapi", "prometheus_client", "uvicorn"), "serve"),
+    **dict.fromkeys(("msgspec", "prometheus_client", "starlette", "uvicorn"), "serve"),
     "gguf": "real",
     "ray": "cluster",
 }

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
+from typing import Any
 
 
 class UserError(Exception):
@@ -36,6 +38,25 @@ class NothingMeasured(UserError):
 def unknown_name(kind: str, name: str, known: list[str]) -> UserError:
     """The error for a name that no registry holds, with the names that it does hold."""
     return UserError(f"unknown {kind} {name!r}", fix=f"choose one of: {', '.join(known)}")
+
+
+def integer(
+    value: Any, name: str, *, least: float | None = None, most: float | None = None, where: str = "", fix: str = ""
+) -> int:
+    """A value as an int from `least` to `most`; `UserError` for any other, under the `name` that a user knows.
+
+    Without bounds it is what a tensor of integers holds.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise UserError(f"{name} {value!r} is no whole number", where=where, fix=fix or "give one, such as 4")
+    found, lowest, highest = int(value), -(2**63) if least is None else least, 2**63 - 1 if most is None else most
+    if lowest <= found <= highest:
+        return found
+    if most is None and least is not None and found < least:
+        raise UserError(f"{name} {found} is below {least}", where=where, fix=fix or f"give a {name} of {least} or more")
+    raise UserError(
+        f"{name} {found} is out of range", where=where, fix=fix or f"give a value from {lowest} to {highest}"
+    )
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.training.stages import BLOCKWISE, stage
 
-_OF_REQUESTS = ("threshold", "accept", "draft")  # among a line's options: no fields of `Options`
+_OF_REQUESTS = ("threshold", "accept", "draft", "acceptance")  # among a line's options: no fields of `Options`
 
 
 class TrainedStage(NamedTuple):
@@ -58,6 +58,9 @@ class Line:
     optional: bool = False  # a line that pages leave out where it has no rows
     block_size: int = DEFAULT_BLOCK_SIZE  # B of the checkpoint and of its draft model, where their training has one
     dtype: str = "float32"  # of weights and caches, in a table; a grid has one for all
+    # The part of steps that keep each guess and those before it, whatever the model says; none = as it says. Whose
+    # numbers these are stands in `options`, as `acceptance`.
+    carried: tuple[float, ...] = ()
     compiled: bool | None = False  # its steps as graphs, or operation by operation; None = as is best on the device
 
     @classmethod
@@ -109,6 +112,7 @@ class Line:
     def typed(self) -> str:
         """As `marsbench eval` and `marsbench decode` take it."""
         given = {"method": self.method, **self.shown}
+        given.pop("acceptance", None)  # they have a model's own
         names = {name: {"block_size": "window"}.get(name, name) for name in given}
         return " ".join(f"--{names[name].replace('_', '-')} {value}" for name, value in given.items())
 
@@ -118,7 +122,7 @@ class Line:
         said = {"name": self.name, "stage": self.stage, "method": self.method, "options": self.of_method}
         apart = {"threshold": self.threshold, "draft": self.options.get("draft")}
         how = {"trained_block_size": self.block_size, **({"compiled": True} if self.compiled else {})}
-        return {**said, **apart, **how}
+        return {**said, **apart, **how, **({"carried": self.carried} if self.carried else {})}
 
 
 def checkpoints_of(lines: Iterable[Line]) -> list[TrainedStage]:

@@ -5,12 +5,15 @@ transformers prepares the inputs and the generation configuration as for its own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import lru_cache, partial
 from inspect import Parameter, Signature, signature
+from itertools import chain
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import TemperatureLogitsWarper
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
@@ -26,13 +30,15 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from marsbench import hub
 from marsbench.compiled.graphs import kind_of_batch, wants_graphs
 from marsbench.decoding.engine import Method, decode
-from marsbench.decoding.generation import PREFILL_POSITIONS, Request
+from marsbench.decoding.generation import PREFILL_POSITIONS, Request, seed_of
 from marsbench.decoding.outside import OutsideMethod
-from marsbench.errors import UserError
+from marsbench.errors import UserError, integer
 from marsbench.forward.adapter import Adapted
 from marsbench.methods import METHODS, OPTIONS, Options, build_method, check_threshold
+from marsbench.methods.fitting import remark_on_rounding
 from marsbench.progress import Reporter
 from marsbench.training.adapter_files import read_adapter
+from marsbench.training.checkpoints import mask_of
 from marsbench.training.medusa import MedusaHeads
 
 
@@ -71,7 +77,7 @@ def generate(
 
     Of the generation configuration, the limit on new tokens, EOS, padding, `do_sample` with `temperature`, and
     `return_dict_in_generate` count. Whatever else would change the tokens (several beams, other logits processors,
-    other stopping criteria) is refused.
+    other stopping criteria, embeddings or a cache in place of ids, prompts that an adapter has learned) is refused.
 
     Args:
         model: passed by transformers, like the next four.
@@ -103,10 +109,9 @@ def generate(
     config = generation_config or model.generation_config
     if config is None:
         raise UserError("there is no generation configuration", fix="call model.generate(custom_generate=...)")
-    strange = [type(rule).__name__ for rule in logits_processor if not isinstance(rule, TemperatureLogitsWarper)]
-    known = MaxLengthCriteria | EosTokenCriteria
-    strange += [type(rule).__name__ for rule in stopping_criteria if not isinstance(rule, known)]
-    _check_call(config, ", ".join(strange), draft, compiled, adapter, sampling_seed)
+    rules = [*logits_processor, *stopping_criteria]
+    strange = _of_rules(rules), _of_configuration(config), _of_inputs(input_ids, others), _of_model(model)
+    _check_call(config, ", ".join(chain(*strange)), draft, compiled, adapter)
     heads = None
     if method in METHODS and "heads" in METHODS[method].needs:
         heads = MedusaHeads.load(Path(str(model.name_or_path)), dtype=model.dtype, device=model.device)
@@ -126,14 +131,15 @@ def generate(
         running = Adapted(model, _kept(model, "adapter", folder, lambda: read_adapter(folder, model)))
     kind, not_compiled = kind_of_batch(running, chosen, compiled)
     _REPORTER.say_once(not_compiled)
+    _REPORTER.say_once(remark_on_rounding(method, running))
     if token_streamer is not None:
         _check_streaming(input_ids, chosen)
         token_streamer.put(input_ids.cpu())  # type: ignore[no-untyped-call]  # streamers expect the prompt first
-    eos = config.eos_token_id
-    eos_ids = [] if eos is None else torch.as_tensor(eos).flatten().tolist()
+    ends = [config.eos_token_id, *(rule.eos_token_id for rule in rules if isinstance(rule, EosTokenCriteria))]
+    eos_ids = [token for end in ends if end is not None for token in torch.as_tensor(end).flatten().tolist()]
     pad_id = int(config.pad_token_id if config.pad_token_id is not None else next(iter(eos_ids), 0))
     generations = decode(
-        running, chosen, _requests(input_ids, others.get("attention_mask"), config, threshold, sampling_seed),
+        running, chosen, _requests(input_ids, others.get("attention_mask"), config, rules, threshold, sampling_seed),
         eos_id=eos_ids, pad_id=pad_id, batch_size=len(input_ids), prefill_positions=prefill_positions, kind=kind,
         on_tokens=partial(_put, token_streamer) if token_streamer is not None else None,
     )  # fmt: skip
@@ -148,6 +154,7 @@ def generate(
     return GenerateDecoderOnlyOutput(sequences=sequences) if config.return_dict_in_generate else sequences  # type: ignore[arg-type]
 
 
+_KNOWN = TemperatureLogitsWarper, MaxLengthCriteria, EosTokenCriteria
 # What says, once, why steps cannot be compiled.
 _REPORTER = Reporter()
 # Model -> what its latest calls have made: of what, and that. Graphs belong to one method, so that is kept, too.
@@ -163,16 +170,22 @@ def _kept(model: PreTrainedModel, what: str, of: Any, make: Callable[[], Any]) -
 
 
 def _requests(
-    input_ids: Tensor, attention_mask: Tensor | None, config: GenerationConfig, threshold: float | None, seed: int
-) -> list[Request]:
-    """The prompts without their padding, each with what the configuration asks for."""
+    input_ids: Tensor, attention_mask: Tensor | None, config: GenerationConfig, rules: Sequence[Any],
+    threshold: float | None, seed: int,
+) -> list[Request]:  # fmt: skip
+    """The prompts without their padding, each with what the configuration and the known rules ask for."""
+    integer(seed, "sampling seed", fix="give one, as in sampling_seed=0")
     real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-    limit = int(config.max_length) - input_ids.shape[1]
-    temperature = float(config.temperature or 1.0) if config.do_sample else 0.0
+    limits = [int(config.max_length), *(rule.max_length for rule in rules if isinstance(rule, MaxLengthCriteria))]
+    scales = [rule.temperature for rule in rules if isinstance(rule, TemperatureLogitsWarper)]
+    temperature = math.prod(scales or [float(config.temperature or 1.0)]) if config.do_sample else 0.0
     return [
-        Request(ids[kept.bool()].tolist(), limit, threshold, temperature=temperature, seed=seed + row)
+        Request(
+            ids[kept.bool()].tolist(), min(limits) - input_ids.shape[1], threshold, temperature=temperature,
+            seed=seed_of(seed, row),
+        )
         for row, (ids, kept) in enumerate(zip(input_ids, real, strict=True))
-    ]
+    ]  # fmt: skip
 
 
 def _put(streamer: BaseStreamer, index: int, tokens: list[int]) -> None:
@@ -190,20 +203,68 @@ def _check_streaming(input_ids: Tensor, method: Method | OutsideMethod) -> None:
         )
 
 
-def _check_call(config: GenerationConfig, strange: str, draft: Any, compiled: Any, adapter: Any, seed: Any) -> None:
+# What changes tokens, or is to come back, and becomes no logits processor and no stopping criterion.
+_SETTINGS = ("assistant_ensemble_weight", "output_attentions", "output_hidden_states", "output_logits", "output_scores")
+_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION)
+_HOW_TO_RUN = ("use_cache", "logits_to_keep")  # of what transformers passes along: no token depends on it
+
+
+def _of_rules(rules: Iterable[Any]) -> Iterator[str]:
+    """Logits processors and stopping criteria that would be left out."""
+    return (type(rule).__name__ for rule in rules if not isinstance(rule, _KNOWN))
+
+
+def _of_configuration(config: GenerationConfig) -> Iterator[str]:
+    """What a configuration asks for that would be left out."""
+    if (mode := config.get_generation_mode()) not in _MODES:
+        yield mode.value
+    if config.cache_implementation == "quantized":
+        yield "a quantized cache"
+    yield from (name for name in _SETTINGS if getattr(config, name, None))
+
+
+def _of_inputs(input_ids: Tensor, others: dict[str, Any]) -> Iterator[str]:
+    """What a caller gave beside ids that would be left out; transformers adds an empty cache, and usual positions."""
+    mask, position, cache = (others.get(name) for name in ("attention_mask", "position_ids", "past_key_values"))
+    usual = (torch.ones_like(input_ids) if mask is None else mask.long()).cumsum(-1) - 1
+    if mask is not None and mask.shape != input_ids.shape:
+        yield "an attention_mask of another shape"
+    elif mask is not None and not mask[:, -1:].all():
+        yield "padding on the right"
+    if position is not None and not torch.equal(position.clamp(min=0), usual.clamp(min=0)):
+        yield "position_ids"
+    if cache is not None and cache.get_seq_length():
+        yield "past_key_values"
+    known = {"attention_mask", "position_ids", "past_key_values", *_HOW_TO_RUN, *OPTIONS}
+    yield from (name for name, given in others.items() if name not in known and given is not None)
+
+
+def _of_model(model: PreTrainedModel) -> Iterator[str]:
+    """What peft puts on a model for `generate` alone: learned prompts, and what it tells of every row of a batch."""
+    prepares = "prepare_inputs_for_generation"
+    own, of_class = vars(model).get(prepares), getattr(type(model), prepares, None)
+    if own is not None and getattr(own, "__func__", own) is not of_class:
+        yield f"the inputs that {getattr(own, '__qualname__', own)} prepares, such as learned prompts"
+    hooks = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
+    told: set[str] = set().union(*(hook.keywords for hook in hooks if isinstance(hook, partial)))
+    told.update(*(hook.__code__.co_freevars for hook in hooks if isinstance(hook, FunctionType)))
+    yield from sorted(told & {"adapter_names", "alora_offsets", "task_ids"})
+
+
+def _check_call(config: GenerationConfig, strange: str, draft: Any, compiled: Any, adapter: Any) -> None:
     """Refuse what would silently be left out, such as `strange` rules, and what cannot be meant."""
     refused = [
         ((config.num_beams or 1) > 1 or (config.num_return_sequences or 1) > 1,
          "marsbench.generate follows one sequence per prompt", "leave num_beams and the like at 1"),
         (bool(strange), f"marsbench.generate does not apply {strange}",
-         "switch them off (top_k=0, top_p=1.0, repetition_penalty=1.0, ...) or cut the output afterwards"),
+         "switch it off (top_k=0, top_p=1.0, repetition_penalty=1.0, ...), cut the output afterwards, or leave "
+         "custom_generate out"),
         (draft is not None and not hasattr(draft, "get_decoder"), "the draft is no model",
          "pass AutoModelForCausalLM.from_pretrained(...)"),
         (not isinstance(compiled, bool | None), f"compiled={compiled!r} is neither True nor False",
          "give one of the two"),
         (compiled and adapter is not None, "graphs are kept with a model, not with an adapter",
          "leave compiled or adapter out"),
-        (not isinstance(seed, int), f"sampling seed {seed!r} is no whole number", "give one, as in sampling_seed=0"),
     ]  # fmt: skip
     for is_so, why, fix in refused:
         if is_so:
@@ -219,5 +280,4 @@ def _tokenizer_mask(name_or_path: str) -> int | None:
             tokenizer = AutoTokenizer.from_pretrained(name_or_path)
     except (OSError, ValueError):
         return None
-    mask: int | None = tokenizer.mask_token_id
-    return mask if mask is not None else tokenizer.get_vocab().get("<|mask|>")
+    return mask_of(tokenizer)

@@ -65,6 +65,12 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }  # fmt: skip
 GRANITE = {"logits_scaling": 8.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2}
+TIGHT = 27 + NEW  # as many positions as the longest prompt and its answer take
+ROPE: dict[str, Any] = {"rope_theta": 10000.0, "factor": 4.0}
+LONG = ROPE | {
+    "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+    "original_max_position_embeddings": TIGHT,
+}  # fmt: skip
 SLIDING: dict[str, Any] = {"sliding_window": WINDOW}
 
 KNOWN: dict[str, Callable[[], PreTrainedModel]] = {
@@ -84,6 +90,16 @@ KNOWN: dict[str, Callable[[], PreTrainedModel]] = {
     "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**SHAPE)),
     "smollm3": lambda: SmolLM3ForCausalLM(SmolLM3Config(**SHAPE)),
     "cohere": lambda: CohereForCausalLM(CohereConfig(**SHAPE, logit_scale=0.1)),
+    **{
+        f"{rope}-llama": lambda rope=rope: LlamaForCausalLM(
+            LlamaConfig(**SHAPE | {"max_position_embeddings": TIGHT}, rope_parameters=ROPE | {"rope_type": rope})
+        )
+        for rope in ("linear", "dynamic", "yarn")
+    },
+    "longrope-llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=LONG)),
+    "longrope-phi3": lambda: Phi3ForCausalLM(
+        Phi3Config(**SHAPE, rope_parameters=LONG, original_max_position_embeddings=TIGHT)
+    ),
     "gpt2": lambda: GPT2LMHeadModel(
         GPT2Config(vocab_size=64, n_positions=128, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3)
     ),
@@ -190,6 +206,18 @@ def test_plain_llamas_of_any_rope_run_lean() -> None:
     """Guards against tests of the lean path that have stopped to take it."""
     assert isinstance(decoder_of(KNOWN["llama3"]().eval()), LeanDecoder)
     assert not isinstance(decoder_of(KNOWN["qwen2-sliding"]().eval()), LeanDecoder)
+
+
+def test_longrope_ends_at_the_border_of_its_factors() -> None:
+    """Guards against factors that change within an answer, and change what neighbours have cached."""
+    with pytest.raises(UserError, match=rf"context of {TIGHT}, up to which one set of its longrope factors holds"):
+        decode(
+            KNOWN["longrope-phi3"]().eval(),
+            build_method("ar", Options()),
+            [Request([5], TIGHT)],
+            eos_id=EOS,
+            pad_id=PAD,
+        )
 
 
 @pytest.mark.parametrize("name", REFUSED)

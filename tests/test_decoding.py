@@ -24,6 +24,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from marsbench.decoding import acceptance
 from marsbench.decoding.acceptance import bar, confidence, leading_run
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Generation, Meter, Request
@@ -591,6 +592,20 @@ def test_confidence_by_hand() -> None:
     assert confidence(logits, "margin").item() == pytest.approx(0.2)
     assert -confidence(logits, "entropy").item() == pytest.approx(1.0297, abs=1e-4)
     assert confidence(logits.bfloat16(), "probability").dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_sum_of_exponentials_decides_as_a_softmax_does(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a GPU that accepts otherwise, since a softmax over its vocabulary would take too long there."""
+    torch.manual_seed(0)
+    logits = (torch.randn(4, 5, 3000) * 4).to(dtype)
+    logits[0, 0, 7] = 300.0
+    plain = confidence(logits, "probability")
+    monkeypatch.setattr(acceptance, "_by_sums", lambda logits: True)
+    found = confidence(logits, "probability")
+    assert found.dtype == torch.float32 and torch.allclose(found, plain, rtol=1e-5)
+    for tau in (0.3, 0.5, 0.7, 0.95):
+        assert torch.equal(found >= tau, plain >= tau)
 
 
 def test_leading_run_stops_at_the_first_failure() -> None:

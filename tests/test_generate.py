@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,15 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.image import imread
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    StoppingCriteriaList,
+)
 from transformers.generation.streamers import BaseStreamer, TextIteratorStreamer
 from typer.testing import CliRunner
 
@@ -132,6 +141,15 @@ def test_streams_are_those_of_transformers(
         ({"metric": "hope"}, "unknown confidence metric 'hope'"),
         ({"method": "speculative", "draft_threshold": "0.9"}, "draft threshold '0.9'"),
         ({"sampling_seed": "0"}, "sampling seed '0'"),
+        ({"sampling_seed": 2**63}, "sampling seed 9223372036854775808 is out of range"),
+        ({"mask_id": 10**6}, "mask id 1000000 lies outside the vocabulary"),
+        ({"pad_token_id": 10**6}, "pad id 1000000 lies outside the vocabulary"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search"),
+        ({"return_dict_in_generate": True, "output_scores": True}, "output_scores"),
+        ({"inputs_embeds": torch.zeros(1, 1, 64)}, "inputs_embeds"),
+        ({"input_ids": torch.zeros(1, 0, dtype=torch.long), "inputs_embeds": torch.zeros(1, 3, 64)}, "inputs_embeds"),
+        ({"position_ids": torch.full((1, 1), 7)}, "position_ids"),
+        ({"attention_mask": torch.zeros(1, 1, dtype=torch.long)}, "padding on the right"),
     ],
 )
 def test_generate_refuses_what_it_would_not_honour(
@@ -139,8 +157,54 @@ def test_generate_refuses_what_it_would_not_honour(
 ) -> None:
     """Guards against a setting that silently does nothing."""
     options = {"method": "mars", "mask_id": 3, "max_new_tokens": 4, **IDS} | asked
+    prompt = {"input_ids": torch.tensor([[4]]), "attention_mask": torch.tensor([[1]])}
     with pytest.raises(UserError, match=said):
-        golden_models["mars"].generate(**padded(golden["prompts"][:1]), custom_generate=marsbench.generate, **options)
+        golden_models["mars"].generate(**prompt | options, custom_generate=marsbench.generate)
+
+
+def ours(model: PreTrainedModel, **asked: Any) -> list[int]:
+    """New tokens of `ar` through `generate`."""
+    ids = torch.tensor([[4, 5, 6, 7]])
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False, **IDS}
+    found = model.generate(**given | asked, custom_generate=marsbench.generate, method="ar")
+    return found[0, ids.shape[1] :].tolist()  # type: ignore[no-any-return]
+
+
+def test_a_cache_counts_only_where_it_is_empty(golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against a text in a cache that is left out, and an empty cache that is refused."""
+    model = golden_models["ar"]
+    filled = model(torch.tensor([[9, 8, 7]]), use_cache=True).past_key_values
+    with pytest.raises(UserError, match="past_key_values"):
+        ours(model, past_key_values=filled)
+    assert ours(model, past_key_values=DynamicCache()) == ours(model)
+
+
+def test_what_is_prepared_for_every_step_is_refused(golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against learned prompts of peft, and adapters chosen by row, that are left out without a word."""
+    model = golden_models["ar"]
+    alone, of_class = ours(model), model.prepare_inputs_for_generation
+    model.prepare_inputs_for_generation = lambda *args, **kwargs: of_class(*args, **kwargs)
+    with pytest.raises(UserError, match="learned prompts"):
+        ours(model)
+    model.prepare_inputs_for_generation = of_class  # as peft puts it back
+    assert ours(model) == alone
+    del model.prepare_inputs_for_generation
+    layer = model.model.layers[0].self_attn.q_proj
+    task_ids = [0]
+    for hook in (partial(lambda *_, adapter_names: None, adapter_names=["a"]), lambda *_: task_ids.append(0)):
+        handle = layer.register_forward_pre_hook(hook)
+        with pytest.raises(UserError, match=r"apply (adapter_names|task_ids)"):
+            ours(model)
+        handle.remove()
+
+
+def test_rules_of_the_caller_count(golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against a stopping criterion of a known kind, but not from the configuration, that is left out."""
+    model = golden_models["ar"]
+    whole = ours(model)
+    assert ours(model, stopping_criteria=StoppingCriteriaList([MaxLengthCriteria(4 + 3)])) == whole[:3]
+    ended = ours(model, stopping_criteria=StoppingCriteriaList([EosTokenCriteria(whole[2])]))
+    assert ended == whole[: whole.index(whole[2]) + 1]
 
 
 # ---- marsbench decode -----------------------------------------------------------------------------------------------
@@ -203,8 +267,8 @@ def test_decode_is_lossless_where_it_says_so(
         (b'{"prompt_ids": [4, 5]}\n{"prompt_ids": [4,\n', (), "line 2"),
         (b'{"prompt_ids": [4, 5]}\n{"ids": [4]}\n', (), "line 2"),
         (b'{"prompt_ids": [4, 5]}\n\xff\xfe\n', (), "UTF-8"),
-        (b'{"prompt_ids": "Hello"}\n', (), "integers"),
-        (b'{"prompt_ids": [true]}\n', (), "integers"),
+        (b'{"prompt_ids": "Hello"}\n', (), "integer"),
+        (b'{"prompt_ids": [true]}\n', (), "integer"),
         ([[4, 5], []], (), "line 2"),
         ([[4, 99_999]], (), "vocabulary"),
         ([[4] * 5000], (), "context"),
@@ -216,6 +280,9 @@ def test_decode_is_lossless_where_it_says_so(
         ([[4]], ("--dtype", "int3"), "dtype"),
         ([[4]], ("--max-new-tokens", "0"), "--max-new-tokens"),
         ([[4]], ("--eos-id", "77777"), "EOS id"),
+        ([[4]], ("--pad-id", "77777"), "pad id"),
+        ([[4]], ("--mask-id", "77777"), "mask id"),
+        ([[4]], ("--seed", str(2**63)), "seed 9223372036854775808 is out of range"),
         ([[4]], ("--method", "speculative"), "draft model"),
         ([[4]], ("--method", "medusa"), "Medusa heads"),
         ([[4]], ("--method", "mars-verified", "--accept", "one"), "accepts whatever it verifies"),

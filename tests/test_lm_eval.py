@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from lm_eval.api.instance import Instance
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -129,6 +131,59 @@ def test_cut_prompts_are_said(checkpoint: str, capsys: pytest.CaptureFixture[str
     assert len(MarsbenchLM(checkpoint, method="ar").generate_until(requests)) == 2
     said = capsys.readouterr().err
     assert said.count("longer than the 60 tokens") == 1 and "some_task: 1 of 2 prompts is" in said
+
+
+def asked(model: MarsbenchLM, *, copies: int = 1, **settings: Any) -> list[str]:
+    """The answers to one question that is asked so many times, as lm-eval repeats it."""
+    one = Instance("generate_until", {}, ("word word", {"max_gen_toks": 6} | settings), 0, metadata=("t", 7, copies))
+    return model.generate_until([one] * copies)
+
+
+SAMPLED = {"do_sample": True, "temperature": 1.0}
+
+
+@pytest.fixture(scope="module")
+def ar(checkpoint: str) -> MarsbenchLM:
+    return MarsbenchLM(checkpoint, method="ar", batch_size=2)
+
+
+def test_repeats_are_draws_of_their_own(ar: MarsbenchLM) -> None:
+    """Guards against majority votes and pass@k of one answer that is copied."""
+    drawn = asked(ar, copies=4, **SAMPLED)
+    assert len(set(drawn)) == 4 and drawn == asked(ar, copies=4, **SAMPLED)
+    assert drawn[:1] == asked(ar, **SAMPLED) != asked(ar, seed=1, **SAMPLED)
+    assert len(set(asked(ar, copies=4))) == 1
+
+
+@pytest.mark.parametrize(
+    "cut", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 0}, {"do_sample": False}]
+)
+def test_settings_that_leave_one_token_are_greedy(cut: dict[str, Any], ar: MarsbenchLM) -> None:
+    """Guards against cuts of sampling that lm-eval passes on in vain."""
+    greedy, drawn = asked(ar), asked(ar, **SAMPLED)
+    assert asked(ar, **SAMPLED | cut) == greedy != drawn
+    assert asked(ar, temperature=1.0) == asked(ar, do_sample=True) == drawn
+    assert asked(ar, **SAMPLED, top_k=None, num_beams=1, repetition_penalty=1.0) == drawn
+
+
+@pytest.mark.parametrize("name", ["max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"])
+def test_every_name_of_the_limit_is_heard(name: str, ar: MarsbenchLM) -> None:
+    """Guards against answers of lm-eval's default length."""
+    assert asked(ar, **{"max_gen_toks": None, name: 2}) == asked(ar, max_gen_toks=2) != asked(ar)
+
+
+NOT_MET = st.sampled_from(
+    ["repetition_penalty", "num_beams", "stop", "top_k", "top_p", "seed", "do_sample", "max_tokens"]
+)
+NO_VALUE = st.sampled_from([2**70, -(2**70), 3.5, "x", [["x"]], {"x": 1}])
+
+
+@given(st.dictionaries(NOT_MET, NO_VALUE, min_size=1))
+@example({"until": [1]})
+def test_settings_that_cannot_be_met_are_refused(ar: MarsbenchLM, settings: dict[str, Any]) -> None:
+    """Guards against a setting that silently does nothing, and a traceback for a value that is none."""
+    with pytest.raises(UserError):
+        asked(ar, **SAMPLED | {"max_gen_toks": None} | settings)
 
 
 def test_a_mistake_is_one_message_on_the_command_line() -> None:

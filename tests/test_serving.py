@@ -19,9 +19,7 @@ from typing import Any
 import openai
 import pytest
 import requests
-import torch
 from serving_client import Running, eventually
-from transformers import AutoModelForCausalLM
 
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Request
@@ -30,8 +28,8 @@ from marsbench.training.checkpoints import Loaded, load
 
 MANY = int(os.environ.get("MARSBENCH_SOAK", "40"))  # clients that vanish
 KEY = "s3cret"
-LIMITS = ["--max-rows", "4", "--max-queue", "4", "--max-body", "5000", "--read-timeout", "0.5", "--stall-timeout", "1",
-          "--drain", "20", "--api-key", KEY]  # fmt: skip
+LIMITS = ["--max-rows", "4", "--max-queue", "4", "--max-body", "5000", "--read-timeout", "0.5", "--drain", "20",
+          "--api-key", KEY]  # fmt: skip
 PROMPT = "Tom has 3 apples and buys 4 more."
 
 
@@ -240,7 +238,7 @@ BAD: list[tuple[Any, int, str | None]] = [
     ({"prompt": [[]]}, 400, "prompt"),
     ({"prompt": [10**9]}, 400, "prompt"),
     ({"prompt": [-1]}, 400, "prompt"),
-    ({"prompt": "\ud800"}, 400, "prompt"),
+    ({"prompt": "\ud800"}, 400, None),
     ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
     ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
     ({"prompt": "a", "max_tokens": True}, 400, "max_tokens"),
@@ -285,69 +283,30 @@ def test_errors_of_all_kinds_have_the_envelope(server: Running) -> None:
         ("/v1/completions", "POST", b"[" * 100_000, 400),
         ("/v1/completions", "POST", b"x" * (5 * 2**20), 413),
         ("/v1/speed", "PUT", b'{"tau": 1}', 400),
-        ("/tokenize", "POST", b"{}", 400),
-        ("/detokenize", "POST", b'{"tokens": [99999999999999999999]}', 400),
+        ("/v1/completions", "POST", b'{"prompt": [99999999999999999999]}', 400),
     ]:
         found = requests.request(method, server.url + path, data=data, headers={"content-type": "application/json"})
         assert (found.status_code, set(found.json())) == (status, {"error"}), (path, data)
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/v1/completions", "/v1/chat/completions", "/detokenize"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_what_cannot_fit_is_not_taken_apart(path: str, server: Running) -> None:
     """Guards against four megabytes that take seven hundred of memory before they are found too long."""
     text = "a b " * 2**19
     body: dict[str, Any] = {"prompt": text}
     if path == "/v1/chat/completions":
         body = {"messages": [{"role": "user", "content": text}]}
-    if path == "/detokenize":
-        body = {"tokens": [5] * 2**19}
     before = server.memory()
     found = server.call(path, body)
     assert found.status_code == 400 and "this model's context" in found.json()["error"]["message"]
     assert server.memory() - before < 64 * 2**20
 
 
-def test_tokens_go_there_and_back(server: Running, loaded: Loaded) -> None:
-    """Guards against token ids that differ from those that a prompt is decoded as."""
-    ids = server.call("/tokenize", {"prompt": PROMPT}).json()["tokens"]
-    assert ids == loaded.tokenizer(PROMPT).input_ids
-    assert server.call("/detokenize", {"tokens": ids}).json()["prompt"] == PROMPT
-    chat = server.call("/tokenize", {"messages": [{"role": "user", "content": "Hi"}]}).json()
-    assert server.call("/detokenize", {"tokens": chat["tokens"]}).json()["prompt"].endswith("<|im_start|>assistant\n")
-
-
 # ---- likelihoods
 
 
-def test_likelihoods_of_lm_eval_are_those_of_the_local_model(server: Running, checkpoint: Path) -> None:
-    """Guards against echoed log-probabilities that lm-eval reads as other numbers than the model's own."""
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.models.openai_completions import LocalCompletionsAPI
-
-    pairs = [("The sky is", " blue"), ("Tom has 3 apples and", " buys 4 more"), ("One", " two three"), ("", "Hello")]
-    asked = [Instance("loglikelihood", {}, pair, number) for number, pair in enumerate(pairs)]
-    theirs = LocalCompletionsAPI(
-        model="micro",
-        base_url=f"{server.url}/v1/completions",
-        tokenizer=str(checkpoint),
-        num_concurrent=1,
-        max_retries=1,
-    )
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    local = HFLM(pretrained=model, tokenizer=str(checkpoint), batch_size=1, device="cpu")
-    for (found, greedy), (expected, is_greedy) in zip(
-        theirs.loglikelihood(asked, disable_tqdm=True), local.loglikelihood(asked, disable_tqdm=True), strict=True
-    ):
-        assert found == pytest.approx(expected, abs=1e-3) and greedy == is_greedy
-
-
-def test_echo_scores_without_generating(server: Running) -> None:
-    """Guards against a likelihood that takes an answer nobody asked for."""
-    found = server.complete(prompt=PROMPT, max_tokens=0, echo=True, logprobs=2)
-    (choice,) = found["choices"]
-    assert choice["text"] == PROMPT and found["usage"]["completion_tokens"] == 0
-    assert "".join(choice["logprobs"]["tokens"]) == PROMPT and choice["logprobs"]["token_logprobs"][0] is None
+def test_log_probabilities_are_of_the_text(server: Running) -> None:
+    """Guards against log-probabilities of other tokens than those of the answer, and less likely ones first."""
     answer = server.call("/v1/chat/completions", {
         "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 5, "logprobs": True, "top_logprobs": 1,
         "method": "ar",

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import functools
 import json
 import socket
-import threading
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvicorn
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from marsbench.cli import app as command
-from marsbench.serving.answers import Answers, Completion
 from marsbench.serving.app import build
-from marsbench.serving.connection import Connection
 from marsbench.serving.desk import Desk
-from marsbench.serving.guards import is_open_to_all
-from marsbench.serving.logs import Log
+from marsbench.serving.guards import RequestLog, is_open_to_all
 from marsbench.serving.messages import Cancel, Ending, Job, Likelihood, Ready, Report, State
-from marsbench.serving.serve import AT_ONCE, Server
+from marsbench.serving.serve import Server
 from marsbench.serving.settings import Settings
-from marsbench.training.tokenizer import build_tokenizer
+from marsbench.training.tokenizer import CHAT_TEMPLATE, build_tokenizer
 
 TOKENIZER = build_tokenizer(300, texts=50)
 AT = "/v1/completions"
@@ -49,8 +44,7 @@ class MadeUp(Desk):
         self.sent.append(message)
         if isinstance(message, Job) and self.answers:
             tokens = [message.prompt_ids[0]] * message.max_new_tokens
-            told = [*message.prompt_ids, *tokens] if message.echo else tokens
-            scored = Likelihood(told, [-1.0] * len(told), [[(one, -1.0)] for one in told])
+            scored = Likelihood(tokens, [-1.0] * len(tokens), [[(one, -1.0)] for one in tokens])
             said = scored if message.best is not None else None
             ending = Ending(
                 "length", len(tokens), 2, None, (4, 4), True, (1, 0, 1), 6, None if message.streamed else said
@@ -149,8 +143,9 @@ def test_keys_open_what_they_are_for() -> None:
 
 
 @pytest.mark.parametrize(("told", "status"), [
-    ({"host": "evil.example:8000"}, 403), ({"host": "localhost.evil.example"}, 403), ({"host": "["}, 403),
-    ({"host": "127.0.0.1:9"}, 200), ({"host": "[::1]:9"}, 200), ({"host": "LocalHost"}, 200),
+    ({"host": "evil.example:8000"}, 400), ({"host": "localhost.evil.example"}, 400), ({"host": "["}, 400),
+    ({"host": "192.0.2.1"}, 400), ({"host": "127.0.0.1:9"}, 200), ({"host": "[::1]:9"}, 200),
+    ({"host": "LocalHost"}, 200),
     ({"host": "mine.example"}, 200), ({"origin": "http://evil.example"}, 403), ({"origin": "null"}, 403),
     ({"origin": "http://localhost:3000"}, 403), ({"origin": "http://localhost:8000"}, 200),
     ({"origin": "https://mine.example"}, 200), ({"origin": "https://chat.example"}, 200), ({"origin": "http://["}, 403),
@@ -166,9 +161,9 @@ def test_pages_of_other_sites_may_be_let_in() -> None:
     wish = {"origin": "https://a.example", "access-control-request-method": "POST",
             "access-control-request-headers": "authorization"}  # fmt: skip
     status, headers, _ = ask(None, AT, "OPTIONS", wish, cors_origin=("*",), api_key=("k",))
-    assert status == 204 and headers["access-control-allow-headers"] == "authorization"
+    assert status == 200 and headers["access-control-allow-headers"] == "authorization"
     status, headers, _ = ask({"prompt": "a"}, headers={"origin": "https://a.example"}, cors_origin=("*",))
-    assert (status, headers["access-control-allow-origin"]) == (200, "https://a.example")
+    assert (status, headers["access-control-allow-origin"]) == (200, "*")
     assert ask(None, AT, "OPTIONS", {k: v for k, v in wish.items() if k != "origin"})[0] == 405
 
 
@@ -216,32 +211,12 @@ def test_what_does_not_fit_into_the_queue_is_wrong_and_not_early() -> None:
     assert ask({"prompt": ["a"] * 4, "n": 2}, max_queue=8)[0] == 200
 
 
-def test_the_tokenizer_is_not_for_who_sends_the_most() -> None:
-    """Guards against large texts that keep everybody else from the only tokenizer, and a drain that they outlast."""
-
-    async def tried() -> tuple[list[int], int, int]:
-        desk = MadeUp(max_body=200_000)
-        desk.ready = replace(desk.ready, context=2**16)
-        app = build(desk, lambda _: None)
-        large = {"prompt": "a b " * 2**15}
-        slow = [asyncio.create_task(asked(desk, "/tokenize", large, app=app)) for _ in range(20)]
-        await asyncio.sleep(0.05)
-        chat, _, _ = await asked(desk, AT, {"prompt": "a"}, app=app)
-        statuses = [(await one)[0] for one in slow]
-        desk.draining = True
-        return statuses, chat, (await asked(desk, "/tokenize", {"prompt": "a"}, app=app))[0]
-
-    statuses, chat, draining = asyncio.run(tried())
-    assert statuses.count(200) <= 2 and statuses.count(200) + statuses.count(429) == 20 and chat == 200
-    assert draining == 503
-
-
 # ---- what clients send
 
 
 def test_several_answers_and_prompts_stream_side_by_side() -> None:
     """Guards against choices that are mixed up, and texts that differ from those that come at once."""
-    for body in ({"prompt": ["ab", "cd"], "n": 2, "max_tokens": 3}, {"prompt": "ab", "echo": True, "max_tokens": 3},
+    for body in ({"prompt": ["ab", "cd"], "n": 2, "max_tokens": 3},
                  {"prompt": ["ab", "cd"], "logprobs": 1, "max_tokens": 2}):  # fmt: skip
         whole = json.loads(ask(body)[2])
         chunks = events_of(ask(body | {"stream": True, "stream_options": {"include_usage": True}})[2])
@@ -293,16 +268,6 @@ def test_routes_that_clients_look_for() -> None:
     assert json.loads(ask(None, "/version", "GET")[2])["version"] and ask(None, "/ping", "GET")[0] == 200
 
 
-def test_bytes_of_parts_of_characters_are_their_own() -> None:
-    """Guards against the bytes of a replacement character, of which nobody can make text."""
-    desk = MadeUp()
-    text = "ab" + "\u20ac" * 2
-    ids = TOKENIZER(text, add_special_tokens=False).input_ids
-    pairs = [Answers(desk).token(one) for one in ids]
-    assert bytes(byte for _, own in pairs for byte in own).decode() == text
-    assert any("\N{REPLACEMENT CHARACTER}" in shown for shown, _ in pairs)
-
-
 async def paused(desk: Desk, body: Any) -> tuple[float, bytes]:
     """For how long a request keeps the event loop from all others at most, in seconds of its thread; and the answer."""
     app, longest = build(desk, lambda _: None), 0.0
@@ -318,24 +283,7 @@ def test_a_long_prompts_log_probabilities_take_no_time_of_others() -> None:
     body = {"prompt": "ab", "max_tokens": 4000, "logprobs": 5}
     longest, raw = asyncio.run(paused(MadeUp(max_new_tokens=4000), body))
     assert len(json.loads(raw)["choices"][0]["logprobs"]["tokens"]) == 4000
-    assert longest < 0.1
-
-
-def test_an_echoed_prompts_log_probabilities_are_streamed_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = set[str]()
-    worded = Completion._logprobs
-
-    def noted(*arguments: Any) -> Any:
-        threads.add(threading.current_thread().name)
-        return worded(*arguments)
-
-    monkeypatch.setattr(Completion, "_logprobs", noted)
-    for most in (0, 3):
-        body = {"prompt": "ab" * 500, "max_tokens": most, "logprobs": 0, "echo": True, "stream": True}
-        events = events_of(asyncio.run(paused(MadeUp(), body))[1])
-        scored = [one["choices"][0]["logprobs"] for one in events if one["choices"][0]["logprobs"]]
-        assert [len(one["tokens"]) for one in scored] == [len(TOKENIZER("ab" * 500).input_ids) + most]
-    assert threads and all(name.startswith("tokenizer") for name in threads)
+    assert longest < 0.5
 
 
 @pytest.mark.parametrize(
@@ -349,15 +297,13 @@ def test_an_echoed_prompts_log_probabilities_are_streamed_aside(monkeypatch: pyt
 )
 def test_a_large_body_of_small_parts_is_not_parsed(body: bytes) -> None:
     longest, raw = asyncio.run(paused(MadeUp(), body))
-    assert b"lists, objects and fields" in raw
-    assert longest < 0.1
+    assert b'"param":' in raw and json.loads(raw)["error"]["param"] in ("prompt", "stop", "logit_bias")
+    assert longest < 0.5
 
 
 def test_brackets_in_a_text_are_no_parts() -> None:
     text = '[{:\\" ' * 150_000
     assert b"this model's context" in ask({"prompt": text})[2]
-    unfinished = b'{"prompt":"' + rb"\"[" * 1_000_000  # which could be begun at each of its quotes
-    assert asyncio.run(paused(MadeUp(), unfinished))[0] < 0.5
 
 
 # ---- logs
@@ -375,252 +321,6 @@ def test_requests_are_written_down_by_their_numbers(tmp_path: Path) -> None:
     assert first["route"] == f"POST {AT}" and first["seconds"] > 0 and "ab" not in first.values()
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
-def test_a_full_disk_ends_no_log_but_its_own() -> None:
-    """Guards against a server that ends because what it writes on the side finds no room."""
-    said = list[str]()
-    log = Log(Path("/dev/full"), said.append, lambda: {"head": 1})
-    for number in range(100):
-        log.write({"number": number})
-    assert len(said) == 1 and "No space left" in said[0]
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
-def test_a_log_ends_nothing_though_nobody_can_be_told() -> None:
-    """Guards against an engine that dies of its full log because what it says goes to the same disk."""
-
-    def say(_: str) -> None:
-        raise OSError(28, "No space left on device")
-
-    log = Log(Path("/dev/full"), say, lambda: {"head": 1})
-    log.write({"number": 1})
-
-
-def test_a_long_log_is_moved_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a log that fills the disk, and a second file that does not begin as the first did."""
-    monkeypatch.setattr("marsbench.serving.logs.MOST_BYTES", 200)
-    log = Log(tmp_path / "log", print, lambda: {"head": True})
-    for number in range(30):
-        log.write({"number": number})
-    files = [tmp_path / "log.1", tmp_path / "log"]
-    assert all(file.stat().st_size <= 250 and file.read_text().startswith('{"head": true}') for file in files)
-    assert json.loads(files[1].read_text().splitlines()[-1]).get("number", 29) == 29
-
-
-# ---- sockets
-
-Handler = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]
-SLOW = {"read_timeout": 0.4, "stall_timeout": 1.0}
-
-
-async def large(scope: Any, receive: Any, send: Any) -> None:
-    """An answer larger than all buffers on its way."""
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"x" * (16 * 2**20), "more_body": False})
-
-
-async def waiting(scope: Any, receive: Any, send: Any) -> None:
-    """No answer, as long as the client is there; it notes how that ended."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    scope["state"]["gone"].append(time.monotonic())
-
-
-@asynccontextmanager
-async def serving(app: Any, gone: list[float] | None = None, **settings: Any) -> AsyncIterator[tuple[int, Any]]:
-    """A server on a port of its own."""
-
-    async def with_state(scope: Any, receive: Any, send: Any) -> None:
-        scope["state"]["gone"] = gone
-        await app(scope, receive, send)
-
-    own = socket.create_server(("127.0.0.1", 0))
-    way: Any = functools.partial(Connection, Settings("", **settings))
-    server = uvicorn.Server(uvicorn.Config(with_state, log_level="critical", lifespan="off", http=way, ws="none"))
-    task = asyncio.create_task(server.serve(sockets=[own]))
-    while not server.started:
-        await asyncio.sleep(0.01)
-    try:
-        yield own.getsockname()[1], server
-    finally:
-        server.should_exit = server.force_exit = True
-        await task
-
-
-def connected(port: int, buffer: int | None = None) -> socket.socket:
-    own = socket.socket()
-    if buffer is not None:
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-    own.connect(("127.0.0.1", port))
-    own.setblocking(False)
-    return own
-
-
-async def until(holds: Callable[[], Any], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.02)
-
-
-async def cut_within(own: socket.socket, seconds: float) -> bool:
-    """Whether the other side ends a connection in time; what comes before that is read."""
-
-    async def to_the_end() -> None:
-        with suppress(OSError):
-            while await asyncio.get_running_loop().sock_recv(own, 65536):
-                pass
-
-    try:
-        await asyncio.wait_for(to_the_end(), seconds)
-    except asyncio.TimeoutError:
-        return False
-    return True
-
-
-HEAD = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
-
-
-def test_a_head_that_never_ends_holds_nobody_up() -> None:
-    """Guards against half a request line, sent again and again, that holds connections for ever."""
-
-    async def tried() -> None:
-        async with serving(waiting, [], **SLOW) as (port, _):
-            loop = asyncio.get_running_loop()
-            for start in (b"", b"GE", HEAD):
-                own = connected(port)
-                await loop.sock_sendall(own, start)
-                assert await cut_within(own, 20), start
-            with connected(port) as patient:
-                await loop.sock_sendall(patient, HEAD + b"\r\n")
-                assert not await cut_within(patient, 1), "this one has sent all, and waits for its answer"
-
-    asyncio.run(tried())
-
-
-def test_newcomers_get_in_though_many_hold_on() -> None:
-    """Guards against as many sockets as there may be, that ask for nothing and keep everybody else out."""
-
-    async def tried() -> None:
-        async with serving(large, max_connections=8, read_timeout=30.0) as (port, server):
-            held = [connected(port) for _ in range(30)]
-            await until(lambda: len(server.server_state.connections) == 8)
-            own = connected(port)
-            await asyncio.get_running_loop().sock_sendall(own, HEAD + b"Connection: close\r\n\r\n")
-            assert (await asyncio.get_running_loop().sock_recv(own, 100)).startswith(b"HTTP/1.1 200")
-            assert len(server.server_state.connections) <= 8
-            for one in [*held, own]:
-                one.close()
-
-    asyncio.run(tried())
-
-
-def test_few_come_in_at_once_and_many_may_wait() -> None:
-    """Guards against a wave that needs more files than there are before anybody's place can be taken."""
-
-    async def tried() -> None:
-        own, way = socket.create_server(("127.0.0.1", 0)), functools.partial(Connection, Settings(""))
-        quiet: Any = {"log_level": "critical", "lifespan": "off", "ws": "none", "http": way}
-        server = Server(uvicorn.Config(waiting, backlog=AT_ONCE, **quiet))
-        task, inside = asyncio.create_task(server.serve(sockets=[own])), server.server_state.connections
-        await until(lambda: server.started)
-        held, most = [connected(own.getsockname()[1]) for _ in range(100)], 0
-        while len(inside) < len(held):
-            before = len(inside)
-            await asyncio.sleep(0)
-            most = max(most, len(inside) - before)
-        assert most <= AT_ONCE
-        server.should_exit = server.force_exit = True
-        await task
-        for one in held:
-            one.close()
-
-    asyncio.run(tried())
-
-
-def test_a_reader_that_takes_nothing_is_let_go() -> None:
-    """Guards against an answer that waits for a window of zero for ever, streamed or not."""
-
-    async def tried() -> None:
-        async with serving(large, **SLOW) as (port, server):
-            own = connected(port, 2048)
-            await asyncio.get_running_loop().sock_sendall(own, HEAD + b"Connection: close\r\n\r\n")
-            await until(lambda: len(server.server_state.connections) == 1)
-            await until(lambda: not server.server_state.connections)
-            slow, taken = connected(port, 2**16), 0
-            await asyncio.get_running_loop().sock_sendall(slow, HEAD + b"Connection: close\r\n\r\n")
-            for _ in range(12):  # who takes a little is kept
-                taken += len(await asyncio.get_running_loop().sock_recv(slow, 2**17))
-                await asyncio.sleep(0.15)
-            assert len(server.server_state.connections) == 1 and taken
-            slow.close()
-
-    asyncio.run(tried())
-
-
-def test_who_sends_ahead_and_goes_away_is_gone() -> None:
-    """Guards against a row that is decoded to its end for a client that has sent a byte more and left."""
-
-    async def tried() -> None:
-        gone = list[float]()
-        async with serving(waiting, gone) as (port, _):
-            own = connected(port)
-            await asyncio.get_running_loop().sock_sendall(own, HEAD + b"\r\n")
-            await asyncio.sleep(0.1)
-            await asyncio.get_running_loop().sock_sendall(own, b"G")
-            await asyncio.sleep(0.1)
-            own.close()
-            await until(lambda: gone)
-
-    asyncio.run(tried())
-
-
-async def in_two_parts(scope: Any, receive: Any, send: Any) -> None:
-    """An answer that takes a moment."""
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"first", "more_body": True})
-    await asyncio.sleep(0.3)
-    await send({"type": "http.response.body", "body": b"second"})
-
-
-def test_what_comes_behind_a_last_request_is_passed_over() -> None:
-    """Guards against an answer that is cut, with a traceback, because its client sends a line break too many."""
-
-    async def tried() -> None:
-        async with serving(in_two_parts) as (port, _):
-            own, loop = connected(port), asyncio.get_running_loop()
-            await loop.sock_sendall(own, HEAD + b"Connection: close\r\n\r\n")
-            found = b""
-            while data := await asyncio.wait_for(loop.sock_recv(own, 1000), 20):
-                found += data
-                if b"second" not in found:
-                    await loop.sock_sendall(own, b"\r\n")
-            assert b"first" in found and b"second" in found
-
-    asyncio.run(tried())
-
-
-def test_a_body_without_an_end_is_cut_once_it_is_refused() -> None:
-    """Guards against a client that is read for ever after its answer."""
-
-    async def tried() -> None:
-        desk = MadeUp(api_key=("k",))
-        async with serving(build(desk, print), **SLOW) as (port, _):
-            own, loop = connected(port), asyncio.get_running_loop()
-            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-            await loop.sock_sendall(own, head)
-            began, answer = time.monotonic(), b""
-            with pytest.raises(OSError):
-                while time.monotonic() - began < 20:
-                    await loop.sock_sendall(own, b"5\r\nhello\r\n")
-                    await asyncio.sleep(0.02)
-                    with suppress(BlockingIOError):
-                        answer += own.recv(1000)
-            assert b" 401 " in answer
-
-    asyncio.run(tried())
-
-
 def test_a_stop_string_ends_the_job_at_its_token() -> None:
     """Guards against log-probabilities lost where a stop string fires, and a wrong word for the end."""
     desk = MadeUp(answers=True)
@@ -630,6 +330,157 @@ def test_a_stop_string_ends_the_job_at_its_token() -> None:
         found: dict[str, Any] = json.loads((await asked(desk, AT, body))[2])
         return found
 
-    (choice,) = asyncio.run(tried())["choices"]
+    (choice,), usage = (said := asyncio.run(tried()))["choices"], said["usage"]
+    assert len(choice["logprobs"]["tokens"]) == usage["completion_tokens"] < 6, "none of what stands behind it"
     assert choice["finish_reason"] == "stop", "though the engine had come to the limit in the same report"
     assert not any(isinstance(one, Cancel) for one in desk.sent)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_full_disk_ends_no_log_but_its_own() -> None:
+    """Guards against a server that ends because what it writes on the side, or says of it, finds no room."""
+    said = list[str]()
+    log = RequestLog(Path("/dev/full"), said.append)
+    for number in range(100):
+        log.write({"number": number})
+    assert len(said) == 1 and "cannot be written" in said[0]
+
+    def say(_: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    RequestLog(Path("/dev/full"), say).write({"number": 1})
+
+
+def test_a_long_log_is_moved_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a log that fills the disk."""
+    monkeypatch.setattr("marsbench.serving.guards._LOG_BYTES", 200)
+    log = RequestLog(tmp_path / "log", print)
+    for number in range(60):
+        log.write({"number": number})
+    files = [tmp_path / "log.1", tmp_path / "log"]
+    assert all(file.stat().st_size <= 250 for file in files) and len([*tmp_path.iterdir()]) == 2
+    assert json.loads(files[1].read_text().splitlines()[-1])["number"] == 59
+
+
+# ---- what a body may hold
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+_NAMES = st.sampled_from(["tool_calls", "prefix", "reasoning_content", "contnet", "refusal", "annotations"]) | st.text(
+    min_size=1, max_size=12
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.sampled_from(["system", "user", "assistant", "developer"]), _NAMES, _JSON, st.booleans())
+def test_what_a_message_says_beside_its_words_is_refused_unless_it_is_nothing(
+    role: str, name: str, value: Any, in_part: bool
+) -> None:
+    """Guards against an answer to another conversation than the one that was sent."""
+    assume(name not in ("role", "content", "name", "type", "text"))
+    part: dict[str, Any] = {"type": "text", "text": "hi"}
+    message = (
+        {"role": role, "content": [part | {name: value}]} if in_part else {"role": role, "content": "hi", name: value}
+    )
+    status, _, raw = ask({"messages": [message], "max_tokens": 1}, "/v1/chat/completions")
+    if value in (None, False, 0, "", [], {}):
+        assert status == 200, raw
+    else:
+        error = json.loads(raw)["error"]
+        assert status == 400 and error["param"] == "messages" and repr(name) in error["message"]
+
+
+@pytest.mark.parametrize("more", [{}, {"content": None}, {"contnet": ""}, {"content": None, "tool_calls": None}])
+@pytest.mark.parametrize("role", ["user", "assistant", "system"])
+def test_a_message_without_content_is_refused(role: str, more: dict[str, Any]) -> None:
+    """Guards against a question that is asked without its words."""
+    status, _, raw = ask({"messages": [{"role": role, **more}]}, "/v1/chat/completions")
+    assert status == 400 and "'content'" in json.loads(raw)["error"]["message"]
+
+
+def test_names_go_to_the_chat_template() -> None:
+    """Guards against names of speakers that are swallowed where the template has a place for them."""
+    desk = MadeUp()
+    desk.ready.tokenizer.chat_template = "{% for m in messages %}{{ m.name }}: {{ m.content }}{% endfor %}"
+    body = {"messages": [{"role": "user", "name": "Ann", "content": "hi"}], "max_tokens": 1}
+    try:
+        assert asyncio.run(asked(desk, "/v1/chat/completions", body))[0] == 200
+    finally:
+        desk.ready.tokenizer.chat_template = CHAT_TEMPLATE
+    assert TOKENIZER.decode(desk.sent[0].prompt_ids) == "Ann: hi"
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [({"continuous_usage_stats": True}, 400), ({"continuous_usage_stats": False, "include_obfuscation": None}, 200),
+     ({"include_usage": 1}, 400), ([], 400), (None, 200)],
+)  # fmt: skip
+def test_options_of_streams_are_looked_at(options: Any, status: int) -> None:
+    """Guards against a stream that lacks what was asked for, without a word."""
+    found, _, raw = ask({"prompt": "ab", "stream": True, "stream_options": options})
+    assert found == status, raw
+    if status != 200:
+        assert json.loads(raw)["error"]["param"] == "stream_options"
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"prompt":"a",}', b"", b"{", b"[1,]", b'{"prompt":"a"}x', b"\xff\xfe", b"[" * 100_000,
+             b'{"prompt":"\\ud800"}', b'{"prompt":"a","x":' + b"[" * 50_000 + b"]" * 50_000 + b"}"],
+)  # fmt: skip
+def test_what_is_no_json_names_no_field(body: bytes) -> None:
+    """Guards against a place in the text that is told for the name of a field."""
+    status, _, raw = ask(body)
+    assert status == 400 and json.loads(raw)["error"]["param"] is None
+
+
+def test_numbers_of_any_length_are_refused_or_taken() -> None:
+    """Guards against a traceback, and seconds, for a number of thousands of digits."""
+    long = b"9" * 100_000
+    for body in (b'{"prompt":"a","max_tokens":%b}', b'{"prompt":"a","seed":-%b}', b'{"prompt":[%b]}',
+                 b'{"prompt":"a","temperature":%b}', b'{"prompt":"a","logit_bias":%b}'):  # fmt: skip
+        assert ask(body.replace(b"%b", long))[0] == 400
+
+
+def test_head_is_answered_where_get_is() -> None:
+    """Guards against a load balancer that is told 405 by a server in good health."""
+    for path in ("/health", "/ping", "/v1/models", "/metrics"):
+        assert ask(None, path, "HEAD")[0] == 200
+    assert ask(None, AT, "HEAD")[0] == 405
+
+
+def test_all_routes_are_described() -> None:
+    """Guards against a description that lags behind what is there."""
+    found = json.loads(ask(None, "/openapi.json", "GET")[2])
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/speed", "/health", "/metrics"} <= {*found["paths"]}
+    schema = found["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    named = found["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
+    assert "prompt" in named["required"] and "threshold" in named["properties"]
+
+
+def test_a_full_server_says_so() -> None:
+    """Guards against clients that hang where there are as many connections as there may be."""
+
+    async def tried() -> None:
+        own = socket.create_server(("127.0.0.1", 0))
+        app = build(MadeUp(), print)
+        config = uvicorn.Config(app, log_level="critical", lifespan="off", limit_concurrency=4, ws="none")
+        server = Server(config)
+        task = asyncio.create_task(server.serve(sockets=[own]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        held = [socket.create_connection(own.getsockname()) for _ in range(4)]
+        await asyncio.sleep(0.1)
+        with socket.create_connection(own.getsockname()) as late:
+            late.setblocking(False)
+            await asyncio.get_running_loop().sock_sendall(late, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            said = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(late, 100), 20)
+        assert b" 503 " in said
+        for one in held:
+            one.close()
+        server.should_exit = server.force_exit = True
+        await task
+
+    asyncio.run(tried())

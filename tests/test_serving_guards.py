@@ -10,9 +10,8 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from marsbench.serving.desk import Stream
-from marsbench.serving.guards import EventStream, Gate, until_gone
+from marsbench.serving.guards import EventStream, until_gone
 from marsbench.serving.messages import Ending, Job, Wishes
-from marsbench.serving.settings import Settings
 from marsbench.serving.wire import ApiError
 
 Message = MutableMapping[str, Any]
@@ -111,44 +110,3 @@ def test_a_stream_says_that_it_is_alive() -> None:
     assert b"gone" in late[-2]["body"] and late[-1]["more_body"] is False
     with pytest.raises(ApiError, match="gone"):
         asyncio.run(sent(fails=True, after=0.0))
-
-
-def test_bodies_are_read_one_in_a_turn_and_health_waits_for_none() -> None:
-    """Guards against a /health that stands behind all requests of a burst, and bodies read only to be refused."""
-    turn, begun = 0, list[tuple[str, int]]()
-    is_full = False
-
-    async def app(scope: Message, receive: Any, send: Any) -> None:
-        begun.append((scope["path"], turn))
-
-    def check_room() -> None:
-        if is_full:
-            raise ApiError(429, "full")
-
-    statuses = list[int]()
-
-    async def asked(gate: Gate, method: str, path: str) -> None:
-        async def receive() -> Message:
-            return {"type": "http.request", "body": b"{}"}
-
-        async def send(message: Message) -> None:
-            statuses.extend([message["status"]] if "status" in message else [])
-
-        await gate({"type": "http", "method": method, "path": path, "headers": []}, receive, send)
-
-    async def burst() -> None:
-        nonlocal turn
-        gate, turn = Gate(app, Settings(""), check_room=check_room), 0
-        many = [asyncio.ensure_future(asked(gate, "POST", "/v1/completions")) for _ in range(50)]
-        many.append(asyncio.ensure_future(asked(gate, "GET", "/health")))
-        while not all(one.done() for one in many):
-            await asyncio.sleep(0)
-            turn += 1
-
-    asyncio.run(burst())
-    read = [at for path, at in begun if path == "/v1/completions"]
-    assert len({*read}) == 50 and dict(begun)["/health"] <= 2 < read[3]
-    begun.clear()
-    is_full = True
-    asyncio.run(burst())
-    assert statuses == [429] * 50 and [path for path, _ in begun] == ["/health"]

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Generation, Request
+from marsbench.errors import UserError
 from marsbench.forward import decoder as decoder_module
 from marsbench.forward import linear as linear_module
 from marsbench.forward.decoder import LeanDecoder, ModuleDecoder, decoder_of
@@ -283,6 +284,32 @@ def test_adapters_in_a_wrapper_are_run(whole: bool, model: PreTrainedModel) -> N
     attention = model.model.layers[1].self_attn
     attention.o_proj = attention.o_proj.base_layer
     assert ar(wrapped) == greedy(model) == before
+
+
+class Embedding(nn.Module):
+    """An embedding around another, as adapters wrap them: it tells of a weight and of nothing else."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+        self.more = nn.Parameter(torch.randn_like(self.weight))
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base.weight  # type: ignore[return-value]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight + self.more)
+
+
+def test_adapters_on_embeddings_are_run(model: PreTrainedModel) -> None:
+    """Guards against a model whose embedding is wrapped, where its number of rows is asked for by name."""
+    before = greedy(model)
+    torch.manual_seed(3)
+    model.model.embed_tokens = Embedding(model.model.embed_tokens)
+    assert ar(model) == greedy(model) != before
+    with pytest.raises(UserError, match="vocabulary of 24"):
+        decode(model, build_method("ar", Options()), [Request([24], 1)], eos_id=-1, pad_id=0)
 
 
 def test_peft_adapters_are_run(model: PreTrainedModel) -> None:

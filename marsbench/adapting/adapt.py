@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,8 @@ import torch
 
 from marsbench.answering import Answering
 from marsbench.decoding.generation import Request
-from marsbench.distilling.distill import Distiller
+from marsbench.distilling.distill import Distiller, read_prompts
+from marsbench.distilling.self_asked import self_asked
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
 from marsbench.forward.fastest import reads_bf16
@@ -153,6 +154,8 @@ CONTENDERS = (
 _TOKENS, _RACED_TOKENS = 192, 96  # of an answer at most: to learn from, and in the race
 _ROWS = 16  # answers decoded at once
 _FEWEST = 12  # prompts
+# Where nobody gives any: what the model asks itself, and how much of it at once on a GPU.
+_SELF_ASKED, _SELF_ASKED_ON_GPU, _ASKING_ON_GPU = 1_000, 12_000, 512
 _HELD_OUT = 12  # prompts at most
 _PROBED_STEPS = 2  # of training, that are timed
 _ANSWERING, _RACING = 0.3, 0.15  # shares of the time at most; training has the rest
@@ -161,22 +164,29 @@ _SHORTEST = 10  # steps of a training that is worth starting
 _COPIES = 2.5  # of the model in fp32, that memory must have room for
 
 
+def _check_enough(prompts: Sequence[list[Message]], source: Path) -> None:
+    if len(prompts) < _FEWEST:
+        raise UserError(f"{len(prompts)} prompts are too few", where=str(source), fix=f"give {_FEWEST} or more")
+
+
 class Adapting:
     """One model on its way to an adapter."""
 
-    def __init__(self, base: str, prompts: Sequence[list[Message]], source: Path, out: Path, scale: Preset) -> None:
+    def __init__(
+        self, base: str, prompts: Sequence[list[Message]] | None, source: Path, out: Path, scale: Preset
+    ) -> None:
         """Look at everything that could stand in the way.
 
-        `prompts` are the turns before each answer, one a line of `source`; `out` is the folder of the outcome, and
-        `scale` says how to train.
+        `prompts` are the turns before each answer, one a line of `source`, where the model writes what it asks itself
+        if they are None; `out` is the folder of the outcome, and `scale` says how to train.
 
         Raises:
             UserError: there are too few prompts, the model is not for chats, or memory has no room for its training.
         """
-        if len(prompts) < _FEWEST:
-            raise UserError(f"{len(prompts)} prompts are too few", where=str(source), fix=f"give {_FEWEST} or more")
+        if prompts is not None:
+            _check_enough(prompts, source)
         self._base = str(Path(base).resolve()) if Path(base).is_dir() else base
-        self._prompts, self._source, self._out, self._scale = prompts, source, out, scale
+        self._source, self._out, self._scale = source, out, scale
         self._workspace, self._answers = Workspace(out / "work", scale.scale), out / "answers.jsonl"
         self._reporter = Reporter()
         on_gpu = default_device() == "cuda"
@@ -193,6 +203,11 @@ class Adapting:
                 where=base, fix="close other programs, or take a smaller model",
             )  # fmt: skip
         out.mkdir(parents=True, exist_ok=True)
+        if prompts is None:
+            asking = replace(self._by_ar, batch_size=_ASKING_ON_GPU if on_gpu else _ROWS)
+            self_asked(asking, _SELF_ASKED_ON_GPU if on_gpu else _SELF_ASKED, source, self._reporter)
+            _check_enough(prompts := read_prompts(source), source)
+        self._prompts = prompts
 
     def run(self, hours: float) -> Path:
         """Do it all, or what is left of it; the page.

@@ -123,7 +123,7 @@ class Decoding:
         line = replace(typed, untrained_masks=self.untrained_masks, compiled=self.compiled)
         rows = batch_size or (1 if METHODS[self.method].one_row else _ROWS)
         found = Answering.of(line, loaded, draft, batch_size=rows, prefill_positions=self.prefill_positions)
-        reporter.say_once(found.not_compiled)
+        reporter.say_once(found.remark)
         return found
 
 

@@ -96,7 +96,7 @@ def decode(
     decoding.check(stage=None)
     use_packing(decoding.pack)
     from marsbench.answering import check_target, decode_file, read_prompts
-    from marsbench.decoding.generation import Request
+    from marsbench.decoding.generation import Request, seed_of
     from marsbench.methods.fitting import check_accept, default_ids
     from marsbench.progress import Reporter
 
@@ -108,7 +108,7 @@ def decode(
     eos, pad = default_ids(loaded, eos_id, pad_id)
     answering = decoding.answering(loaded, draft, reporter, batch_size)
     requests = [
-        Request(ids, max_new_tokens, decoding.threshold, temperature=temperature, seed=seed + number)
+        Request(ids, max_new_tokens, decoding.threshold, temperature=temperature, seed=seed_of(seed, number))
         for number, ids in enumerate(prompts)
     ]
     decode_file(answering, requests, prompt_ids, out, reporter, eos_id=eos, pad_id=pad)

@@ -62,8 +62,9 @@ def serve(
     if settings.request_log is not None and not settings.request_log.is_relative_to("/dev"):
         check_can_be_written(settings.request_log, "--request-log")
     # Whether the extra that brings a server along is there is found out before anything is trained or loaded.
-    import fastapi  # noqa: F401
+    import msgspec  # noqa: F401
     import prometheus_client  # noqa: F401
+    import starlette  # noqa: F401
     import uvicorn  # noqa: F401
 
     from marsbench.serving.serve import serve as run

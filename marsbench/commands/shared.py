@@ -64,6 +64,12 @@ GpusPerTraining = Annotated[
 PromptFile = Annotated[
     Path, typer.Option(help='JSON Lines: {"prompt": "..."} or {"messages": [...]} a line, or see --column.')
 ]
+OwnPromptFile = Annotated[
+    Path | None,
+    typer.Option(
+        help='JSON Lines: {"prompt": "..."} or {"messages": [...]} a line; without it, the model asks itself.'
+    ),
+]
 PromptColumn = Annotated[
     str | None, typer.Option(help="Column that holds the prompts, as text or turns, such as `question`.")
 ]

@@ -20,8 +20,11 @@ from marsbench.presets import HeadKind
 def distill(
     start: shared.Start,
     decoding: Decoding,
-    prompts: shared.PromptFile,
     out: Annotated[Path, typer.Option(help="Where the chat data goes: JSON Lines, in the order of the prompts.")],
+    prompts: shared.OwnPromptFile = None,
+    self_asked: Annotated[
+        int | None, typer.Option(min=1, help="Have the model ask itself so many questions, in place of --prompts.")
+    ] = None,
     stage: Annotated[str, typer.Option(help="Stage of the scale's own checkpoint, trained if missing.")] = "ar_sft",
     column: shared.PromptColumn = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
@@ -43,6 +46,8 @@ def distill(
         marsbench train mars --scale 0.5b --base YOUR_MODEL --chat-data CHATS.jsonl
 
     A prompt is a user's question or a conversation, whose last answer is replaced; so chat data of others will do.
+    Without prompts, --self-asked 10000 samples users' turns from the model itself, into OUT.prompts.
+
     Left out and counted are answers that were cut, empty ones, and prompts too long for the context.
 
     Answers are kept in OUT.answers as they come: an interrupted run goes on when the same command is given again, and
@@ -58,24 +63,30 @@ def distill(
     if samples > 1 and not temperature:
         what, fix = "greedy answers to a prompt are all the same", "give a --temperature, such as 0.7"
         raise UserError(f"{samples} {what}", fix=f"{fix}, or leave --samples out")
+    if (prompts is None) == (self_asked is None):
+        raise UserError("prompts come from a file or from the model", fix="give one of --prompts and --self-asked")
     shared.use_packing(decoding.pack)
     from marsbench.answering import check_target
     from marsbench.distilling.distill import Distiller, check_is_ours, read_prompts
+    from marsbench.distilling.self_asked import self_asked as asked_by
     from marsbench.progress import Reporter
 
-    check_target(prompts, out)
+    source = prompts or out.with_name(f"{out.name}.prompts")
+    check_target(source, out)
     check_is_ours(out)
-    asked, reporter = read_prompts(prompts, column), Reporter()
+    asked, reporter = read_prompts(source, column) if prompts else [], Reporter()
     draft = decoding.load_draft(reporter)
     if start.whose:
         loaded = shared.load_named(start.whose, decoding.dtype, reporter)
     else:
         loaded = replace(start, stage=stage).loaded(start.run(), decoding.dtype)
     answering = decoding.answering(loaded, draft, reporter, batch_size)
+    if self_asked is not None:
+        asked = read_prompts(asked_by(answering, self_asked, source, reporter, seed=seed))
     distiller = Distiller(
         answering, reporter, max_new_tokens=max_new_tokens, temperature=temperature, samples=samples, seed=seed
     )
-    _, found = distiller.distill(asked, prompts, out, limit=limit, keep_cut=keep_cut)
+    _, found = distiller.distill(asked, source, out, limit=limit, keep_cut=keep_cut)
     typer.echo(f"wrote {out}: {found}")
 
 
@@ -118,8 +129,8 @@ def train(
 
 def adapt(
     base: Annotated[str, typer.Option(help="The model: a folder, a hub name, or smollm2-135m.")],
-    prompts: shared.PromptFile,
     out: Annotated[Path, typer.Option(help="Folder for the adapter, its page and all that is made on the way.")],
+    prompts: shared.OwnPromptFile = None,
     hours: Annotated[float, typer.Option(min=0.001, help="How long it may take, all in all.")] = 0.7,
     column: shared.PromptColumn = None,
     scale: Annotated[
@@ -128,22 +139,22 @@ def adapt(
 ) -> None:
     """Make a model faster on your prompts: an adapter, the settings that pay on this machine, and a page on both.
 
-    The model answers the prompts, an adapter with a draft head learns to foresee its answers, and a race on prompts
-    that were held out says which lossless method is the fastest, and that nothing was lost. It first reckons how much
-    of that fits into the time; interrupted, the same command goes on where it stopped.
+    The model answers the prompts, or what it asks itself; an adapter with a draft head learns to foresee its answers,
+    and a race on prompts that were held out says which lossless method is the fastest, and that nothing was lost. It
+    first reckons how much of that fits into the time; interrupted, the same command goes on.
 
         marsbench adapt --base smollm2-135m --prompts PROMPTS.jsonl --out adapted
     """
     from marsbench.distilling.distill import read_prompts
     from marsbench.presets import preset, scales_with_chat_data
 
-    asked, names = read_prompts(prompts, column), scales_with_chat_data()
+    asked, names = read_prompts(prompts, column) if prompts else None, scales_with_chat_data()
     chosen = scale or min(names, key=lambda name: preset(name).memory_gib)
     if chosen not in names:
         raise unknown_name("scale with a pretrained base", chosen, names)
     from marsbench.adapting.adapt import Adapting
 
-    typer.echo(Adapting(base, asked, prompts, out, preset(chosen)).run(hours))
+    typer.echo(Adapting(base, asked, prompts or out / "prompts.jsonl", out, preset(chosen)).run(hours))
 
 
 @shared.starts("base", "chat_data", "scale", "seed", "output")

@@ -24,6 +24,9 @@ def confidence(logits: Tensor, metric: Metric) -> Tensor:
     Returns:
         fp32 [...].
     """
+    if metric == "probability" and _by_sums(logits):
+        top = logits.amax(-1, keepdim=True).float()
+        return (logits - top).exp_().sum(-1).reciprocal_()
     logits = logits.float()
     if metric == "probability":
         return logits.softmax(-1).amax(-1)
@@ -32,6 +35,14 @@ def confidence(logits: Tensor, metric: Metric) -> Tensor:
         return top[..., 0] - top[..., 1]
     log_probability = logits.log_softmax(-1)
     return (log_probability.exp() * log_probability).sum(-1)
+
+
+def _by_sums(logits: Tensor) -> bool:
+    """Whether a maximum and a sum of exponentials are sooner there than a softmax.
+
+    On CUDA that gives a whole vocabulary to one block: some 50 microseconds for four rows of 152,000.
+    """
+    return logits.is_cuda
 
 
 def bar(threshold: float | None, metric: Metric | None, method: str = "") -> float:

@@ -20,17 +20,16 @@ from marsbench.decoding.outside import OnFinished, OutsideMethod, decode_outside
 from marsbench.decoding.requests import (
     New,
     Seat,
-    check_prefill_positions,
     check_requests,
-    context_length,
     groups_of,
     laid_out,
 )
 from marsbench.decoding.step import Method, forward
 from marsbench.decoding.windows import leading_windows
-from marsbench.errors import UserError
+from marsbench.errors import UserError, integer
 from marsbench.forward.adapter import parted
 from marsbench.forward.decoder import Decoder, decoder_of
+from marsbench.forward.limits import check_ids, check_masks, context_length
 from marsbench.forward.modules import device_of
 
 __all__ = ["Batch", "KindOfBatch", "Method", "OnTokens", "check_requests", "context_length", "decode", "forward"]
@@ -88,7 +87,11 @@ class Batch:
         prefill_positions: int = PREFILL_POSITIONS,
         shapes: Shapes | None = None,
     ) -> None:
-        check_prefill_positions(prefill_positions)
+        integer(prefill_positions, "prefill positions", least=1)
+        check_ids(model, pad=pad_id)
+        check_masks(model, method)
+        for token in as_list(eos_id):
+            integer(token, "EOS id")  # one that there is no token of ends nothing
         self.model, self.method = model, method
         self.decoder = decoder_of(model)
         self._device = device_of(model)
@@ -287,9 +290,8 @@ def decode(
     Raises:
         UserError: a request that the model cannot run, or a bound that holds nothing.
     """
-    if batch_size < 1:
-        raise UserError(f"batch size {batch_size} holds no row", fix="give 1 or more")
-    check_prefill_positions(prefill_positions)
+    integer(batch_size, "batch size", least=1)
+    integer(prefill_positions, "prefill positions", least=1)
     check_requests(requests, model)
     if isinstance(method, OutsideMethod):
         return decode_outside(

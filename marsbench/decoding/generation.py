@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from marsbench.errors import integer
 
 Metric = Literal["probability", "entropy", "margin"]
 Layout = Literal["groups", "linear"]  # where `mars-verified` puts its masks
@@ -113,6 +115,11 @@ class Meter:
 
     def tick(self) -> None:
         """Called after every step, and once for the prompts that join, as soon as the host knows what was settled."""
+
+
+def seed_of(seed: Any, number: int = 0) -> int:
+    """The seed of the answer of that number: `seed` + `number`, in 64 bits."""
+    return (integer(seed, "seed") + number + 2**63) % 2**64 - 2**63
 
 
 def as_list(eos_id: int | Sequence[int]) -> list[int]:

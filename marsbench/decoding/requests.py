@@ -13,24 +13,18 @@ import torch
 
 from marsbench.decoding.generation import Finish, Generation, Request, end_of
 from marsbench.decoding.rows import EMPTY, PROMPT, Rows
-from marsbench.errors import UserError
-
-
-def context_length(model: Any) -> int:
-    """The longest sequence that the model's positions allow."""
-    return int(getattr(model.config, "max_position_embeddings", 1 << 30))
+from marsbench.errors import UserError, integer
+from marsbench.forward.limits import context_length, token_id, vocabulary_of, why_no_longer
 
 
 def check_requests(requests: Sequence[Request], model: Any, *, where: str = "request {}") -> None:
     """Refuse requests that no method could run, naming the first that is wrong by `where` and its number."""
-    vocabulary, context = model.get_input_embeddings().num_embeddings, context_length(model)
+    vocabulary, context = vocabulary_of(model), context_length(model)
     for number, request in enumerate(requests, 1):
-        least, most = min(request.prompt_ids, default=0), max(request.prompt_ids, default=0)
+        _check_integers(request, vocabulary, where.format(number))
         size, limit, top_p, min_p = len(request.prompt_ids), request.max_new_tokens, request.top_p, request.min_p
         refused = [
             (not size, "the prompt is empty", "give at least one token id"),
-            (least < 0 or most >= vocabulary, f"a prompt id lies outside the vocabulary of {vocabulary}",
-             "tokenize the prompt with this checkpoint's tokenizer"),
             (limit < 1, "max_new_tokens must be at least 1", "ask for one token or more"),
             (not 0 < top_p <= 1 or not 0 <= min_p <= 1, "top_p must be above 0, and neither it nor min_p above 1",
              "leave them out"),
@@ -38,7 +32,8 @@ def check_requests(requests: Sequence[Request], model: Any, *, where: str = "req
             (request.window < 1, "a window must hold at least 1 token", "give 1 for one token per forward"),
             (not all(request.stop), "a stop sequence is empty", "leave it out"),
             (size + limit > context,
-             f"prompt of {size} and limit of {limit} tokens exceed the model's context of {context}",
+             f"prompt of {size} and limit of {limit} tokens exceed the model's context of {context}"
+             + why_no_longer(model),
              "shorten the prompt or lower max_new_tokens"),
         ]  # fmt: skip
         for is_so, why, fix in refused:
@@ -46,10 +41,17 @@ def check_requests(requests: Sequence[Request], model: Any, *, where: str = "req
                 raise UserError(why, where=where.format(number), fix=fix)
 
 
-def check_prefill_positions(positions: int) -> None:
-    """Refuse a bound that no prompt could keep, with a `UserError`."""
-    if positions < 1:
-        raise UserError(f"{positions} prefill positions hold no token", fix="give 1 or more")
+def _check_integers(request: Request, vocabulary: int, where: str) -> None:
+    """Refuse what would not become integers of a row."""
+    for name in ("max_new_tokens", "window", "seed", "top_k"):
+        integer(getattr(request, name), name, where=where)
+    ids = request.prompt_ids
+    if {*map(type, ids)} <= {int} and min(ids, default=0) >= 0 and max(ids, default=0) < vocabulary:
+        return  # most often, and quick to see
+    for token in ids:
+        token_id(
+            token, "prompt id", vocabulary, where=where, fix="tokenize the prompt with this checkpoint's tokenizer"
+        )
 
 
 def groups_of(requests: Mapping[int, Request], most: int) -> list[dict[int, Request]]:

@@ -84,7 +84,7 @@ def _prompt(record: Mapping[str, Any], column: str | None, where: str) -> list[M
 # What the trainer will read of an answer's text: the model's own tokens, other tokens of the same text, or another text
 # (a special token in the midst, half a character at the end, a chat template that rewrites answers).
 Spelling = Literal["own", "other", "lost"]
-_REPLACED = "\N{REPLACEMENT CHARACTER}"  # what bytes that are no text are decoded to
+REPLACED = "\N{REPLACEMENT CHARACTER}"  # what bytes that are no text are decoded to
 
 
 class Chats:
@@ -133,7 +133,7 @@ class Chats:
             return "own"
         # Templates may write the white space around an answer in a way of their own, here as in all chat data.
         texts = {form.strip() for form in (text, self.text(tokens, special=True), self.text(read))}
-        return "other" if len(texts) == 1 and _REPLACED not in text else "lost"
+        return "other" if len(texts) == 1 and REPLACED not in text else "lost"
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import get_close_matches
@@ -17,25 +18,34 @@ import yaml
 from accelerate.utils import gather, gather_object
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import handle_arg_string, simple_parse_args_string
 
 from marsbench.answering import Answering
 from marsbench.decoding.engine import context_length
-from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
-from marsbench.errors import UserError, unknown_name
+from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request, seed_of
+from marsbench.errors import UserError, integer, told_to_user, unknown_name
 from marsbench.evaluation.answers import cut_text
 from marsbench.evaluation.harness import chat_text, cut_in_words, room_for_prompt, stops_of, without_beginning
 from marsbench.line import Line
 from marsbench.lm_eval_plugin import register
 from marsbench.methods import METHODS, OPTIONS, Options, check_options, check_threshold
 from marsbench.methods.fitting import check_accept
-from marsbench.methods.settings import load_aloud
+from marsbench.methods.settings import CHANGES_TOKENS, load_aloud
 from marsbench.progress import Reporter, all_processes
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEFAULT_ROWS = 16  # decoded at once where nobody says how many
 _DEFAULT_LIMIT = 256  # new tokens where a task sets no limit, as in lm-eval's own models
 _METHOD_OPTIONS = ["mask_id", *OPTIONS]
+_CUTS: dict[str, type] = {"top_k": int, "top_p": float, "min_p": float}
+# Settings that no method here has -> the values by which they do nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **CHANGES_TOKENS, **dict.fromkeys(("presence_penalty", "frequency_penalty"), (0,)),
+    **dict.fromkeys(("length_penalty", "typical_p", "num_return_sequences", "n"), (1,)), "early_stopping": (False,),
+    "use_cache": (True, False),
+}  # fmt: skip
+_LEAVE_OUT = "leave it out of the task's generation_kwargs and of --gen_kwargs"
 
 
 def _check_names(options: Iterable[str], others: Sequence[str]) -> None:
@@ -52,6 +62,38 @@ def _at_least_1(given: int | str, wrong: str, fix: str = "give 1 or more") -> in
     if not str(given).isdecimal() or not int(given):
         raise UserError(wrong.format(given), fix=fix)
     return int(given)
+
+
+def _counted(keys: Iterable[Hashable]) -> list[int]:
+    """How often each key has come before."""
+    seen, counts = Counter[Hashable](), list[int]()
+    for key in keys:
+        counts.append(seen[key])
+        seen[key] += 1
+    return counts
+
+
+def _asked_for(settings: Mapping[str, Any], where: str) -> Request:
+    """What lm-eval asks for, as a request without its prompt; `UserError` for what no method here does.
+
+    `do_sample` or a temperature asks for sampling; by `do_sample` alone, the temperature is 1, as in transformers.
+    """
+    given = {name: value if name == "until" else _value(value) for name, value in settings.items() if value is not None}
+    for name in ("top_k", "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"):
+        if name in given:
+            integer(given[name], name, where=where)
+    usual = {"temperature": float(given.get("do_sample") is True)}
+    with told_to_user("settings of generation cannot be read", TypeError, ValueError, where=where, fix=_LEAVE_OUT):
+        read: dict[str, Any] = dict(normalize_gen_kwargs(usual | given, _DEFAULT_LIMIT))
+        temperature, until, samples = float(read.pop("temperature")), read.pop("until"), read.pop("do_sample")
+        cut = {name: kind(read.pop(name)) for name, kind in _CUTS.items() if name in read}
+    chosen = {"max_new_tokens": read.pop("max_gen_toks"), "seed": read.pop("seed", 0)}
+    wrong = [name for name, value in read.items() if value not in _NEUTRAL.get(name, ())]
+    wrong += [] if isinstance(samples, bool) else ["do_sample"]
+    wrong += [] if all(isinstance(stop, str) for stop in until) else ["until"]
+    for name in wrong:
+        raise UserError(f"no method here does {name}={settings[name]!r}", where=where, fix=_LEAVE_OUT)
+    return Request((), **chosen, **({"temperature": temperature} | cut if samples and temperature else {}))
 
 
 def _on_command_line() -> bool:
@@ -148,7 +190,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         rows = 1 if METHODS[method].one_row else min(rows, max_batch_size or rows)
         line = replace(Line.raced(method, "", method, threshold=threshold, **options), **switches)
         self._answering = Answering.of(line, loaded, companion, batch_size=rows, prefill_positions=positions)
-        Reporter().say_once(self._answering.not_compiled)
+        Reporter().say_once(self._answering.remark)
         self.batch_sizes = {"rows": rows}  # lm-eval writes and prints them beside its own idea
         self._emitted = self._forwards = 0
 
@@ -181,7 +223,8 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         with _explained():
             generations = self._answers(requests)
         # Added up over all processes; requests that only even out the processes do not count.
-        own = {id(request): generation for request, generation in zip(requests, generations, strict=True)}.values()
+        copies = zip(requests, generations, _counted(map(id, requests)), strict=True)
+        own = [generation for request, generation, copy in copies if copy < (request.repeats or 1)]
         counts = [sum(generation.emitted for generation in own), sum(generation.forwards for generation in own)]
         emitted, forwards = self.all_gather(torch.tensor([counts], device=self._device)).sum(0).tolist()
         self._emitted, self._forwards = self._emitted + emitted, self._forwards + forwards
@@ -196,14 +239,17 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         """Decode, with a bar; what is cut off prompts is said first."""
         todo, cuts = list[Request](), dict[str, list[tuple[int, int]]]()  # by task
         model, tokenizer = self._answering.loaded.model, self._answering.loaded.tokenizer
-        for request in requests:
+        draws = _counted((request.task_name, request.doc_id, request.idx) for request in requests)
+        for request, draw in zip(requests, draws, strict=True):
             context, settings = request.args
-            asked = int(settings.get("max_gen_toks", settings.get("max_new_tokens", _DEFAULT_LIMIT)))
-            limit = min(asked, context_length(model) - 1)
+            asked = _asked_for(settings, f"generation_kwargs of {request.task_name}")
+            limit = min(asked.max_new_tokens, context_length(model) - 1)
             room = room_for_prompt(model, limit)
             ids, cut = without_beginning(tokenizer(context, add_special_tokens=False).input_ids, room)
-            temperature = float(settings.get("temperature") or 0.0) if settings.get("do_sample") else 0.0
-            todo.append(Request(ids, limit, self._answering.threshold, temperature=temperature, seed=request.doc_id))
+            seed = seed_of(asked.seed, request.doc_id + (draw << 32))
+            todo.append(
+                replace(asked, prompt_ids=ids, max_new_tokens=limit, threshold=self._answering.threshold, seed=seed)
+            )
             cuts.setdefault(request.task_name, []).append((cut, room))
         for task, found in cuts.items():
             Reporter().say_once(cut_in_words(task, [cut for cut, _ in found], min(room for _, room in found)))

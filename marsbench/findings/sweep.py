@@ -30,8 +30,8 @@ class SweepCells:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> SweepCells:
-        """The sweep among rows; of a cell measured twice, the last."""
-        cells = {row.key: row for row in rows if isinstance(row, SweepRow)}
+        """The sweep among rows; of a cell measured twice, the last. Carried acceptance says nothing of a checkpoint."""
+        cells = {row.key: row for row in rows if isinstance(row, SweepRow) and "acceptance" not in row.options}
         timed = [row for row in rows if isinstance(row, StepTimeRow)]
         return cls(list(cells.values()), timed[-1] if timed else None)
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from marsbench.errors import UserError
 from marsbench.forward.draft_head import DraftHead
+from marsbench.forward.limits import vocabulary_of
 from marsbench.forward.window import Window, kept
 
 
@@ -66,15 +67,16 @@ class Adapted:
     """
 
     def __init__(self, model: Any, adapter: Adapter) -> None:
-        decoder, embeddings = model.get_decoder(), model.get_input_embeddings()
-        if len(adapter.vector) != embeddings.embedding_dim:
+        decoder = model.get_decoder()
+        width = decoder.config.hidden_size
+        if len(adapter.vector) != width:
             raise _unfit("its embeddings are of another size")
         for name, (down, up) in adapter.maps.items():
             layer = _layer(decoder, name)
             size = getattr(layer, "out_features", len(up)), getattr(layer, "in_features", down.shape[1])
             if size != (len(up), down.shape[1]):
                 raise _unfit(f"layer {name} is of another size")
-        if adapter.head is not None and not adapter.head.fits(embeddings.num_embeddings, embeddings.embedding_dim):
+        if adapter.head is not None and not adapter.head.fits(vocabulary_of(model), width):
             raise _unfit("its draft head is of another size")
         self.model, self.adapter = model, adapter
 

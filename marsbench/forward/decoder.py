@@ -114,6 +114,11 @@ class LeanDecoder:
         """Which of its maps are computed in C++: others become another graph."""
         return tuple(site.is_native for site in self._with_head)
 
+    @property
+    def rounds_alike(self) -> bool:
+        """Whether an entry is rounded in one way, whatever stands beside it: all of it is computed in C++."""
+        return self._is_native and self._lm_head.plain is not None and all(self.natively)
+
     def addresses(self) -> tuple[int, ...]:
         """Where everything lies that a step reads of the model; what it reads of an adapter is told by a number."""
         read = [tensor for module in self.parts for tensor in (*module._parameters.values(), *module._buffers.values())]

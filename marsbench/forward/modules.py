@@ -19,6 +19,7 @@ from marsbench.errors import UserError
 from marsbench.forward.adapter import hooked, masks_of, parted
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.draft_head import HeadInUse
+from marsbench.forward.limits import context_length, vocabulary_of
 from marsbench.forward.masks import additive_mask, sliding_mask
 from marsbench.forward.window import Answer, Window
 
@@ -37,6 +38,7 @@ class ModuleDecoder:
     def __init__(self, model: Any) -> None:
         self.model = model
         model, _ = parted(model)
+        self._last = context_length(model) - 1
         config = model.get_decoder().config
         # What could not run a window of ours: not every entry may see what it should, or stand where it does.
         if getattr(config, "is_encoder_decoder", False) or getattr(model.config, "is_encoder_decoder", False):
@@ -64,7 +66,8 @@ class ModuleDecoder:
         with nullcontext() if adapter is None or masked is None else hooked(model, adapter, masked):
             hidden: Tensor = decoder(
                 input_ids=window.input_ids,
-                position_ids=window.position.clamp(min=0),
+                # Guesses behind the context's end count for nothing; their positions would scale all others anew.
+                position_ids=window.position.clamp(0, self._last),
                 attention_mask=_masks(decoder.config, window, relative, decoder.dtype),
                 past_key_values=cache,
                 use_cache=True,
@@ -148,10 +151,10 @@ def check_by_forward(model: Any) -> None:
     if not callable(model) or model in _PASSED:
         return
     config = model.get_decoder().config
-    context, reach = getattr(config, "max_position_embeddings", None), getattr(config, "sliding_window", None) or 0
-    long = min(max(_SHORTEST, reach + 8), _LONGEST, context or _LONGEST)  # more than a small sliding window holds
+    reach = getattr(config, "sliding_window", None) or 0
+    long = min(max(_SHORTEST, reach + 8), _LONGEST, context_length(model))  # more than a small sliding window holds
     places = torch.arange(2 * long, device=device_of(model)).view(2, long)
-    ids: Tensor = 1 + (places * 7919 + 4) % (model.get_input_embeddings().num_embeddings - 1)
+    ids: Tensor = 1 + (places * 7919 + 4) % (vocabulary_of(model) - 1)
     rows = [ids[0], ids[1, : long - 3]]
     theirs = [model(input_ids=row.unsqueeze(0), use_cache=False).logits[0].float() for row in rows]
     try:

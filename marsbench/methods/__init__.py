@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from importlib.util import find_spec
-from numbers import Integral, Real
+from numbers import Real
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from marsbench.decoding.acceptance import bar
 from marsbench.decoding.generation import Layout, Metric
-from marsbench.errors import UserError, unknown_name
+from marsbench.errors import UserError, integer, unknown_name
 
 if TYPE_CHECKING:
     from marsbench.decoding.outside import OutsideMethod
@@ -264,14 +264,15 @@ def _check_value(name: str, option: Option, value: Any) -> None:
         if value not in option.choices:
             raise unknown_name(words, value, list(option.choices))
         return
-    known, number, example = (Integral, "whole number", 4) if option.kind is int else (Real, "number", 0.95)
-    if isinstance(value, bool) or not isinstance(value, known):
-        raise UserError(f"{words} {value!r} is no {number}", fix=f"give one, as in {name}={example}")
-    least, most, found = option.least, option.most, float(value)
-    if most is not None and not (least or 0) <= found <= most:
-        raise UserError(f"{words} {value} is out of range", fix=f"give a value from {least:g} to {most:g}")
-    if least is not None and found < least:
-        raise UserError(f"{words} {value} is below {least}", fix=f"give a {words} of {least} or more")
+    if option.kind is int:
+        integer(value, words, least=option.least, most=option.most)
+        return
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise UserError(f"{words} {value!r} is no number", fix=f"give one, as in {name}=0.95")
+    if option.least is not None and option.most is not None and not option.least <= float(value) <= option.most:
+        raise UserError(
+            f"{words} {value} is out of range", fix=f"give a value from {option.least:g} to {option.most:g}"
+        )
 
 
 def method_class(name: str) -> Any:
@@ -311,6 +312,8 @@ def build_method(name: str, options: Options) -> Method | OutsideMethod:
             f"method {name!r} needs Medusa heads and this checkpoint has none",
             fix="use a checkpoint of stage medusa (marsbench train medusa)",
         )
+    if not wants_mask:
+        options = replace(options, mask_id=-1)
     chosen = method_class(name)
     taken = {field.name: getattr(options, field.name) for field in fields(chosen) if field.init}
     made: Method | OutsideMethod = chosen(**taken)

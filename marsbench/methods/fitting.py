@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from marsbench.decoding.engine import Method
 from marsbench.decoding.generation import as_list
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError, unknown_name
 from marsbench.forward.adapter import Adapted
+from marsbench.forward.decoder import decoder_of
+from marsbench.forward.limits import check_masks, vocabulary_of
 from marsbench.methods import METHODS, Options, build_method, check_installed
 from marsbench.training.checkpoints import Loaded
 
@@ -32,6 +36,7 @@ def fit(
     given = {"mask_id": loaded.mask_id, "heads": loaded.heads, "shifted": loaded.shifted, "draft": draft_model}
     method = build_method(name, Options(**(given | options)))
     check_installed(name)
+    check_masks(loaded.model, method)
     if METHODS[name].needs_masks and not untrained_masks:
         _check_masks(name, loaded)
     if name == "block-diffusion" and isinstance(loaded.model, Adapted):
@@ -46,6 +51,19 @@ def fit(
     return method
 
 
+def remark_on_rounding(name: str, model: Any) -> str:
+    """A remark on a verified method in 16 bits where rounding depends on the window; empty where it does not."""
+    info, dtype = METHODS[name], model.dtype
+    if dtype == torch.float32 or name == "ar" or not info.lossless or info.own_loop:
+        return ""
+    if getattr(decoder_of(model), "rounds_alike", False):
+        return ""
+    return (
+        f"{str(dtype).removeprefix('torch.')}: on this machine the rounding of this model depends on what is computed "
+        f"together, so near ties may end otherwise by {name} than by ar"
+    )
+
+
 def _check_masks(name: str, loaded: Loaded) -> None:
     """Refuse a checkpoint whose training never showed it masks."""
     if not loaded.knows_masks:
@@ -57,7 +75,7 @@ def _check_masks(name: str, loaded: Loaded) -> None:
 
 def _check_draft(target: Loaded, draft: Loaded) -> None:
     """Refuse a draft model that speaks of other tokens than the target."""
-    sizes = [loaded.model.get_input_embeddings().num_embeddings for loaded in (target, draft)]
+    sizes = [vocabulary_of(loaded.model) for loaded in (target, draft)]
     same = sizes[0] == sizes[1]
     if target.own_tokenizer is not None and draft.own_tokenizer is not None:
         same = target.tokenizer.get_vocab() == draft.tokenizer.get_vocab()

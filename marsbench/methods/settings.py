@@ -12,7 +12,7 @@ from marsbench.progress import Reporter
 from marsbench.training.checkpoints import Loaded, load
 
 # What would change tokens even where the most probable one is taken -> the values by which it does not.
-_CHANGES_TOKENS: dict[str, tuple[Any, ...]] = {
+CHANGES_TOKENS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "num_beams", "guidance_scale"), (1,)),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), (0,)),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids"), ([],)),
@@ -40,8 +40,8 @@ def left_out(model: Any) -> dict[str, Any]:
 
     How to sample is not among it: that is for whoever asks for a temperature.
     """
-    asked = {name: getattr(getattr(model, "generation_config", None), name, None) for name in _CHANGES_TOKENS}
-    return {name: value for name, value in asked.items() if value is not None and value not in _CHANGES_TOKENS[name]}
+    asked = {name: getattr(getattr(model, "generation_config", None), name, None) for name in CHANGES_TOKENS}
+    return {name: value for name, value in asked.items() if value is not None and value not in CHANGES_TOKENS[name]}
 
 
 def load_aloud(name: str, reporter: Reporter, **how: Any) -> Loaded:

@@ -19,8 +19,10 @@ from marsbench.evaluation.harness import room_for_prompt
 from marsbench.keys import content_hash, versions
 from marsbench.line import Line, TrainedStage
 from marsbench.methods import METHODS
+from marsbench.methods.carried import carried_over
 from marsbench.methods.fitting import default_ids
 from marsbench.provenance import products, provenance
+from marsbench.racing.carried import draws_of
 from marsbench.racing.grid import Grid
 from marsbench.racing.profile import profile
 from marsbench.racing.questions import Prompts, Questions, ask, per_benchmark
@@ -91,6 +93,9 @@ class Course:
             raise UserError(f"{line.method} decodes one sequence at a time", fix="race it at batch size 1")
         loaded = self.target(line)
         eager = Answering.of(replace(line, compiled=False), loaded, self.draft(line), batch_size=batch_size)
+        if line.carried:
+            draws = draws_of(line.carried, self.run.seed)
+            eager = replace(eager, method=carried_over(eager.method, draws, loaded.model.device))
         if not line.compiled:
             return eager
         if reason := why_not(loaded.model, eager.method, self._backend):

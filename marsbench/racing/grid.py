@@ -8,7 +8,8 @@
       - {method: mars, stage: mars, block_size: 4, threshold: [one, 0.95, 0.9]}
 
 A list among a contender's settings stands for as many contenders; several lists for all their combinations. What says
-`compiled: true` decodes by compiled steps and is called so; it is held against `ar` that is compiled too.
+`compiled: true` decodes by compiled steps and is called so; it is held against `ar` that is compiled too. With
+`acceptance: {mean: 1.8}` it keeps so many tokens a step, whatever the model says (see `carried.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from marsbench.line import Line, TrainedStage, checkpoints_of
 from marsbench.methods import METHODS, OPTIONS, Options, check_options
 from marsbench.paths import PACKAGE
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset, preset
+from marsbench.racing.carried import carried_of
 from marsbench.running.estimates import decoding_s
 from marsbench.training.stages import stage
 
@@ -35,7 +37,7 @@ BASELINES = ("ar", "hf-generate", COMPILED_AR)  # contenders by these names run 
 DTYPES = ("float32", "bfloat16", "float16")
 # Of `torch.compile`. The last two run a step as it was traced, without a compiler; on CUDA "eager" records it untraced.
 BACKENDS = ("inductor", "aot_eager", "eager")
-_OWN = ("name", "method", "stage", "draft", "threshold", "trained_block_size", "compiled")
+_OWN = ("name", "method", "stage", "draft", "threshold", "trained_block_size", "compiled", "acceptance")
 
 
 @dataclass(frozen=True)
@@ -202,8 +204,14 @@ def _contender(given: dict[str, Any], varied: list[str], where: str) -> Line:
         name = called(name, compiled)
     options |= {} if threshold is None else {"threshold": threshold}
     options |= {"draft": given["draft"]} if given.get("draft") else {}
+    rates: tuple[float, ...] = ()
+    if (forced := given.get("acceptance")) is not None:
+        if method not in ("mars", "mars-verified") or (method == "mars" and threshold is None):
+            raise UserError(f"{name} guesses nothing whose acceptance could be said", where=where, fix="leave it out")
+        rates, source = carried_of(forced, options.get("block_size", DEFAULT_BLOCK_SIZE) - 1, where)
+        options["acceptance"] = f"carried over from {source}"
     return Line(
-        name, name, given["stage"], method, options, compiled=compiled,
+        name, name, given["stage"], method, options, carried=rates, compiled=compiled,
         block_size=given.get("trained_block_size", DEFAULT_BLOCK_SIZE),
     )  # fmt: skip
 

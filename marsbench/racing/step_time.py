@@ -15,6 +15,7 @@ from marsbench.decoding.generation import Request
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method
 from marsbench.decoding.windows import last, linear_window
+from marsbench.forward.limits import vocabulary_of
 from marsbench.forward.window import Answer, Window
 from marsbench.progress import Counted
 from marsbench.racing.position_law import PositionLaw, law_of
@@ -97,7 +98,7 @@ def measured_law(model: Any, rows: int) -> PositionLaw:
 
 def _step(model: Any, shape: StepShape) -> float:
     """Mean seconds of a step after the first one."""
-    vocabulary = model.get_input_embeddings().num_embeddings
+    vocabulary = vocabulary_of(model)
     prompt = [token % vocabulary for token in range(_CONTEXT)]
     batch = Batch(model, _Probe(shape.window), eos_id=-1, pad_id=0, on_finished=lambda *_: None)
     batch.join({row: Request(prompt, _STEPS + 3) for row in range(shape.rows)})

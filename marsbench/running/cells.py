@@ -44,7 +44,7 @@ class Cells:
                 return row
             for file in (log, *run.workspace.shards(key)):
                 file.unlink(missing_ok=True)
-        run.reporter.say_once(answering.not_compiled)
+        run.reporter.say_once(answering.remark)
         exam = run.exam(asked.benchmark, asked.questions).shard(*run.shard)
         row = self._measure(line, answering, exam, key, title or f"{line.label}, {asked.benchmark}")
         if run.is_whole:  # one shard's answers are logged, and make a row together with the others'

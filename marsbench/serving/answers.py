@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import functools
 import random
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
-from itertools import accumulate, chain, zip_longest
+from itertools import chain, zip_longest
 from typing import Any, TypeVar
 
 from marsbench.serving.desk import Desk, Stream
 from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Piece, Ready, Wishes
-from marsbench.serving.text import Writer, bytes_of, decoding
-from marsbench.serving.wire import ApiError, ChatRequest, CompletionRequest, Message, StreamOptions, dumps, event
+from marsbench.serving.text import Vocabulary, Writer
+from marsbench.serving.wire import ApiError, ChatRequest, CompletionRequest, dumps, event
 
 T = TypeVar("T")
 Body = dict[str, Any]
 AnyRequest = ChatRequest | CompletionRequest
-_MARK = "\0"  # where the text of a chunk goes
-_SMALL = 2**16  # characters or tokens that the tokenizer takes in no time
 
 
 class Choice:
@@ -31,8 +30,15 @@ class Choice:
     def __init__(self, index: int, stream: Stream, writer: Writer) -> None:
         self.index, self.stream, self.writer = index, stream, writer
         self.text = ""
-        self.scored = self.offset = 0  # tokens whose log-probabilities have been sent, and where their text ends
+        self.begun = False  # whether it has had a chunk
+        self.offset, self._scored = 0, codecs.getincrementaldecoder("utf-8")("replace")
         self.ending: Ending | None = None
+
+    def passes(self, data: bytes) -> int:
+        """Where the text of a token with these bytes begins, if it is the next one to be scored."""
+        offset = self.offset
+        self.offset += len(self._scored.decode(data))
+        return offset
 
     @property
     def prompt(self) -> int:
@@ -56,8 +62,6 @@ class Answers:
     def __init__(self, desk: Desk) -> None:
         self.desk, self.settings = desk, desk.settings
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")  # one at a time, and away from the event loop
-        self._ahead = 0  # characters and tokens that it is still to take
-        self.token = functools.lru_cache(2**16)(self._token)
 
     @property
     def ready(self) -> Ready:
@@ -66,15 +70,14 @@ class Answers:
             raise ApiError.not_ready("the engine is not ready")
         return self.desk.ready
 
-    async def aside(self, size: int, work: Callable[..., T], *arguments: Any) -> T:
-        """Run a tokenizer's work on so much where it keeps nobody waiting; `ApiError` 429 where much waits already."""
-        if size > _SMALL and self._ahead + size > self.settings.max_body:
-            raise ApiError.too_many("the tokenizer has too much to do already")
-        self._ahead += size
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work, *arguments)
-        finally:
-            self._ahead -= size
+    async def aside(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run a tokenizer's work where it keeps nothing else waiting."""
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work, *arguments)
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer's tokens, one by one."""
+        return Vocabulary(self.ready.tokenizer)
 
     @functools.cached_property
     def _longest(self) -> int:
@@ -90,44 +93,30 @@ class Answers:
                 f"are {characters:,}", param, "context_length_exceeded",
             )  # fmt: skip
 
-    async def chat_ids(self, messages: Sequence[Message]) -> list[int]:
+    async def chat_ids(self, turns: list[dict[str, str]]) -> list[int]:
         """A conversation by the checkpoint's chat template, up to where the assistant begins."""
-        turns = [{"role": turn.role.replace("developer", "system"), "content": turn.text} for turn in messages]
         template = functools.partial(
             self.ready.tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=True
         )
-        size = sum(len(turn["content"]) for turn in turns)
-        self._check_length(size, "messages")
+        self._check_length(sum(len(turn["content"]) for turn in turns), "messages")
         try:
-            found = await self.aside(size, template, turns)
-        except ApiError:
-            raise
+            found = await self.aside(template, turns)
         except Exception as error:  # whatever a template raises: it is a program that came with the checkpoint
             raise ApiError.wrong(f"the chat template refuses this conversation: {error}", "messages") from error
         return list(found["input_ids"])
 
-    async def text_ids(self, text: str, special: bool = True) -> list[int]:
+    async def text_ids(self, text: str) -> list[int]:
         """A text's tokens."""
         self._check_length(len(text), "prompt")
-        tokenize = functools.partial(self.ready.tokenizer, add_special_tokens=special)
-        return list((await self.aside(len(text), tokenize, text)).input_ids)
-
-    def decode_all(self, ids: list[int]) -> str:
-        """Tokens as text, special ones too."""
-        return str(self.ready.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
-
-    def _token(self, token: int) -> tuple[str, list[int]]:
-        """How a token looks by itself, and its bytes."""
-        text = self.decode_all([token])
-        return text, list(bytes_of(self.ready.tokenizer, token, text))
+        return list((await self.aside(self.ready.tokenizer, text)).input_ids)
 
     async def jobs(self, body: AnyRequest) -> list[Job]:
         """As many answers to each prompt as are asked for, sampled by one seed after the other."""
         arrived = time.perf_counter()
         if isinstance(body, ChatRequest):
-            prompts, limit = [await self.chat_ids(body.messages)], body.max_completion_tokens or body.max_tokens
+            prompts, limit = [await self.chat_ids(body.turns)], body.max_completion_tokens or body.max_tokens
         else:
-            prompts = [await self.text_ids(part) if isinstance(part, str) else part for part in body.prompt]
+            prompts = [await self.text_ids(part) if isinstance(part, str) else part for part in body.prompts]
             limit = body.max_tokens
         found = []
         for ids in prompts:
@@ -139,8 +128,7 @@ class Answers:
                     temperature=self.settings.temperature if body.temperature is None else body.temperature,
                     seed=(seed + number + 2**63) % 2**64 - 2**63, top_k=max(0, body.top_k or 0),
                     top_p=1.0 if body.top_p is None else body.top_p, min_p=body.min_p or 0.0,
-                    ignore_eos=body.ignore_eos, best=body.best, echo=bool(body.echo),
-                    streamed=bool(body.stream) and most > 0, arrived=arrived,
+                    ignore_eos=body.ignore_eos, best=body.best, streamed=bool(body.stream), arrived=arrived,
                 ))  # fmt: skip
         return found
 
@@ -177,21 +165,26 @@ class Completion:
     def __init__(self, answers: Answers, body: AnyRequest, entry: Body) -> None:
         """`entry` is the request's line in the log: it is told what the answer took."""
         self._answers, self._body, self._entry = answers, body, entry
-        self._options, self._decode = body.stream_options or StreamOptions(), decoding(answers.ready.tokenizer)
-        is_chat = isinstance(body, ChatRequest)
-        self._shape = Shape(answers.settings.name, is_chat, self._options.include_usage)
+        self._options, self._stops = body.options, body.stops
+        self._is_chat = isinstance(body, ChatRequest)
+        kind, prefix = ("chat.completion", "chatcmpl") if self._is_chat else ("text_completion", "cmpl")
+        self._head: Body = {
+            "id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()),
+            "model": answers.settings.name,
+        }  # fmt: skip
         self._choices: list[Choice] = []
 
     async def _news(self) -> AsyncGenerator[tuple[Choice, list[Piece]], None]:
         """What comes for each choice, the last of it with its ending; it counts as waiting before it is read."""
         body, desk = self._body, self._answers.desk
         with ExitStack() as stack:
-            with desk.let_in((body.n or 1) * (1 if isinstance(body, ChatRequest) else len(body.prompt))):
+            with desk.let_in((body.n or 1) * (1 if isinstance(body, ChatRequest) else len(body.prompts))):
                 jobs = await self._answers.jobs(body)
-                whole = not body.stream and not body.stops  # else a text must be looked at as it comes
+                whole = not body.stream and not self._stops  # else a text must be looked at as it comes
                 streams, news = stack.enter_context(desk.submitted(jobs, whole=whole))
             self._choices = [
-                Choice(index, stream, Writer(self._decode, body.stops)) for index, stream in enumerate(streams)
+                Choice(index, stream, Writer(self._answers.vocabulary, self._stops))
+                for index, stream in enumerate(streams)
             ]
             left = [*self._choices]
             while left:
@@ -218,104 +211,96 @@ class Completion:
                     choice.text += choice.writer.close()
         if self._body.best is None:
             return self._worded()
-        return await self._answers.aside(0, self._worded)  # a text for every token takes its time
+        return await self._answers.aside(self._worded)  # a text for every token takes its time
 
     def _worded(self) -> bytes:
         found = []
         for choice in self._choices:
-            scored, text = choice.ending and choice.ending.likelihood, self._echoed(choice) + choice.text
-            said = self._logprobs(scored, choice) if scored else None
-            kind: Body = {"message": {"role": "assistant", "content": text}} if self._shape.chat else {"text": text}
+            scored = choice.ending and choice.ending.likelihood
+            said = self._logprobs(choice, scored, choice.writer.used) if scored else None
+            kind: Body = {"message": {"role": "assistant", "content": choice.text}}
+            kind = kind if self._is_chat else {"text": choice.text}
             found.append({"index": choice.index, **kind, "logprobs": said, "finish_reason": choice.finish})
-        return dumps(self._shape.head | {"object": self._shape.whole, "choices": found} | self._costs()).encode()
+        return dumps(self._head | {"choices": found} | self._costs()).encode()
 
-    def _echoed(self, choice: Choice) -> str:
-        """The prompt's text where it is to be repeated."""
-        if isinstance(self._body, ChatRequest) or not self._body.echo:
-            return ""
-        prompt = self._body.prompt[choice.index // (self._body.n or 1)]
-        return prompt if isinstance(prompt, str) else self._decode(prompt)
+    def _logprobs(self, choice: Choice, found: Likelihood, used: int) -> Body:
+        """Log-probabilities of an answer's next tokens as the API words them, as far as they are used.
 
-    def _logprobs(self, found: Likelihood, choice: Choice, offset: int = 0) -> Body:
-        """Log-probabilities as the API words them, of tokens whose text begins at a place."""
-        of_token = self._answers.token
-        texts = [of_token(token)[0] for token in found.tokens]
-        if not self._shape.chat:
-            of_best: list[Any] = [{of_token(token)[0]: value for token, value in place} for place in found.best]
-            if None in found.chosen[:1]:
-                of_best[0] = None
+        In plain completions, an EOS has its own too.
+        """
+        if self._is_chat or choice.writer.stopped:
+            found = found.part(used)
+        of_token = self._answers.vocabulary.token
+        if self._is_chat:
+
+            def entry(token: int, value: float) -> Body:
+                return {"token": of_token(token).text, "logprob": value, "bytes": list(of_token(token).bytes)}
+
             return {
-                "tokens": texts, "token_logprobs": found.chosen, "top_logprobs": of_best,
-                "text_offset": list(accumulate(map(len, texts[:-1]), initial=offset)),
-            }  # fmt: skip
-
-        def entry(token: int, value: float | None) -> Body:
-            text, own = of_token(token)
-            return {"token": text, "logprob": value, "bytes": own}
-
-        places = list(zip(found.tokens, found.chosen, found.best, strict=True))
-        if choice.ending is not None and choice.ending.finish == "eos" and not choice.writer.stopped:
-            del places[choice.used - 1 :]  # no part of the text
+                "content": [
+                    entry(token, value) | {"top_logprobs": [entry(*other) for other in best]}
+                    for token, value, best in zip(*found, strict=True)
+                ]
+            }
+        tokens = [of_token(token) for token in found.tokens]
         return {
-            "content": [
-                entry(token, value) | {"top_logprobs": [entry(*other) for other in best]}
-                for token, value, best in places
-            ]
-        }
+            "tokens": [token.text for token in tokens], "token_logprobs": found.chosen,
+            "top_logprobs": [self._by_text(place) for place in found.best],
+            "text_offset": [choice.passes(b"" if token.is_special else token.bytes) for token in tokens],
+        }  # fmt: skip
+
+    def _by_text(self, place: Sequence[tuple[int, float]]) -> dict[str, float]:
+        """The best tokens of a place by their text; of several with one text, the likeliest has it for its name."""
+        found: dict[str, float] = {}
+        for token, value in place:
+            text = self._answers.vocabulary.token(token).text
+            found[f"token_id:{token}" if text in found else text] = value
+        return found
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """A stream's events, to the last, those that come together in one piece."""
-        shape, aside = self._shape, self._answers.aside
+        self._head["object"] += ".chunk" if self._is_chat else ""
         async with aclosing(self._news()) as news:
             async for choice, pieces in news:
-                found = []
-                if choice.index not in shape.begun and (echoed := self._echoed(choice)):
-                    found.append(shape.part(choice.index, echoed))
-                is_long = choice.stream.job.echo and self._body.best is not None and not choice.scored
-                found += await aside(0, self._chunks, choice, pieces) if is_long else self._chunks(choice, pieces)
+                found = [*self._chunks(choice, pieces)]
                 if choice.ending is not None:
                     if rest := choice.writer.close():
-                        found.append(shape.part(choice.index, rest))
-                    scored = choice.ending.likelihood  # of an echo alone: all others came with their tokens
-                    said = await aside(0, self._logprobs, scored, choice) if scored else None
-                    found.append(event(shape.chunk(choice.index, "", finish=choice.finish, logprobs=said)))
+                        found.append(self._chunk(choice, rest))
+                    found.append(self._chunk(choice, "", finish=choice.finish))
                 if found:
-                    yield b"".join(found)
+                    yield b"".join(map(event, found))
         costs = self._costs()
-        yield (event(shape.head | {"choices": []} | costs) if shape.with_usage else b"") + event("[DONE]")
+        yield (event(self._head | {"choices": []} | costs) if self._options.include_usage else b"") + event("[DONE]")
 
-    def _chunks(self, choice: Choice, pieces: list[Piece]) -> list[bytes]:
-        """What has come as events: one for all of it, or one for each forward, or for each one's log-probabilities."""
-        found, by_forward = [], self._options.include_forwards
+    def _chunks(self, choice: Choice, pieces: list[Piece]) -> Iterator[Body]:
+        """What has come: one chunk for all of it, or one for each forward, or for each one's log-probabilities."""
+        by_forward = self._options.include_forwards
         if self._body.best is None and not by_forward:
-            text = choice.writer.write(_tokens(pieces))
-            return [self._shape.part(choice.index, text)] if text else []
+            pieces = [(_tokens(pieces), None)]
         for tokens, likelihood in pieces:
             if choice.writer.stopped:
                 break
             before = choice.writer.used
             text = choice.writer.write(tokens)
             used = choice.writer.used - before
-            said = None if likelihood is None else self._scored(likelihood, used, choice)
-            chunk = self._shape.chunk(choice.index, text, logprobs=said)
-            found.append(event(chunk | ({"marsbench": {"tokens": used}} if by_forward else {})))
-        return found
+            said = None if likelihood is None else self._logprobs(choice, likelihood, used)
+            if text or said or by_forward:
+                chunk = self._chunk(choice, text, logprobs=said)
+                yield chunk | ({"marsbench": {"tokens": used}} if by_forward else {})
 
-    def _scored(self, found: Likelihood, used: int, choice: Choice) -> Body:
-        """Log-probabilities of the latest tokens, as far as they are used; of an echoed prompt with the first."""
-        if choice.stream.job.echo and not choice.scored:
-            used += choice.prompt
-        if self._shape.chat or choice.writer.stopped:  # else an EOS has its own too
-            found = found.part(0, used)
-        said = self._logprobs(found, choice, choice.offset)
-        choice.scored += len(found.tokens)
-        choice.offset += sum(len(self._answers.token(token)[0]) for token in found.tokens)
-        return said
+    def _chunk(self, choice: Choice, text: str, *, finish: str | None = None, logprobs: Body | None = None) -> Body:
+        """A part of a streamed answer; the first of each choice names the role."""
+        found: Body = {"index": choice.index, "logprobs": logprobs, "finish_reason": finish}
+        if not self._is_chat:
+            found["text"] = text
+        else:
+            role = {} if choice.begun else {"role": "assistant"}
+            found["delta"] = role | ({"content": text} if text or role else {})
+        choice.begun = True
+        return self._head | {"choices": [found]} | ({"usage": None} if self._options.include_usage else {})
 
     def _costs(self) -> Body:
-        """The usage of all choices together, and how guesses fared in them, under vLLM's names; nothing where none were
-        made. The log's entry gets its share.
-        """
+        """The usage of all choices together, and how drafts fared, under vLLM's names; the log gets its share."""
         choices = self._choices
         endings = [choice.ending for choice in choices if choice.ending is not None]
         # Each prompt was read once.
@@ -343,42 +328,6 @@ class Completion:
                 "num_spec_tokens": len(histogram) - 1,
             }}  # fmt: skip
         return found
-
-
-class Shape:
-    """The bodies of one kind of completion."""
-
-    def __init__(self, model: str, chat: bool, with_usage: bool = False) -> None:
-        self.chat, self.with_usage = chat, with_usage
-        self.begun: set[int] = set()  # the choices that have had a chunk
-        self._around: dict[int, tuple[bytes, bytes]] = {}  # choice -> what stands before and behind the text of a part
-        self.whole = "chat.completion" if chat else "text_completion"
-        kind, prefix = ("chat.completion.chunk", "chatcmpl") if chat else ("text_completion", "cmpl")
-        self.head: Body = {
-            "id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": model
-        }  # fmt: skip
-
-    def chunk(self, index: int, text: str, *, finish: str | None = None, logprobs: Body | None = None) -> Body:
-        """A part of a streamed answer; the first of each choice names the role."""
-        choice: Body = {"index": index, "logprobs": logprobs, "finish_reason": finish}
-        if not self.chat:
-            choice["text"] = text
-        elif index in self.begun:
-            choice["delta"] = {"content": text} if text else {}
-        else:
-            choice["delta"] = {"role": "assistant", "content": text}
-        self.begun.add(index)
-        return self.head | {"choices": [choice]} | ({"usage": None} if self.with_usage else {})
-
-    def part(self, index: int, text: str) -> bytes:
-        """A part with some text as an event; those behind the first differ in the text alone: the rest is made once."""
-        if index not in self.begun:
-            return event(self.chunk(index, text))
-        if index not in self._around:
-            before, _, behind = event(self.chunk(index, _MARK)).rpartition(dumps(_MARK).encode("ascii"))
-            self._around[index] = before, behind
-        before, behind = self._around[index]
-        return before + dumps(text).encode("ascii") + behind
 
 
 def _tokens(pieces: Sequence[Piece]) -> list[int]:

@@ -7,40 +7,63 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+import msgspec
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from marsbench import __version__
 from marsbench.serving.answers import Answers, Completion
 from marsbench.serving.desk import Desk
-from marsbench.serving.guards import EventStream, Gate, Json, answer, until_gone
-from marsbench.serving.wire import (
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    SpeedRequest,
-    TokenizeRequest,
-)
+from marsbench.serving.guards import EventStream, Gate, Json, answer, is_local, until_gone
+from marsbench.serving.settings import Settings
+from marsbench.serving.wire import ApiError, ChatRequest, CompletionRequest, SpeedRequest, read
 
-_ERROR = {"description": "An error in OpenAI's envelope."}
+_BODIES = {
+    "/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest, "/v1/speed": SpeedRequest
+}  # fmt: skip
 
 
-def build(desk: Desk, say: Callable[[str], object] = print) -> Gate:
+def build(desk: Desk, say: Callable[[str], object] = print) -> Starlette:
     """The application."""
-    answers = Answers(desk)
-    app = FastAPI(
-        title="marsbench", version=__version__, docs_url=None, redoc_url=None,
-        responses={code: _ERROR for code in (400, 401, 403, 404, 408, 413, 422, 429, 500, 503, 504)},
-        exception_handlers=dict.fromkeys((ApiError, RequestValidationError, HTTPException, ClientDisconnect, Exception),
-                                         _explained),
-    )  # fmt: skip
-    for routes in (_complete, _describe, _read, _steer):
-        routes(app, answers)
-    return Gate(app, desk.settings, say, desk.check_room)
+    routes = Routes(desk)
+    return Starlette(
+        routes=[
+            Route("/v1/chat/completions", routes.chat_completions, methods=["POST"]),
+            Route("/v1/completions", routes.completions, methods=["POST"]),
+            Route("/v1/models", routes.models),
+            Route("/v1/models/{name:path}", routes.one_model),
+            Route("/v1/speed", routes.speed),
+            Route("/v1/speed", routes.set_speed, methods=["PUT"]),
+            Route("/health", routes.health),
+            Route("/ping", routes.health),
+            Route("/version", routes.version),
+            Route("/metrics", routes.metrics),
+            Route("/openapi.json", routes.described),
+            Route("/", routes.look, include_in_schema=False),
+        ],
+        middleware=[*_doors(desk.settings), Middleware(Gate, desk.settings, say)],
+        exception_handlers=dict.fromkeys((ApiError, HTTPException, ClientDisconnect, Exception), _explained),
+    )
+
+
+def _doors(settings: Settings) -> list[Middleware]:
+    """By which names the server may be called, and which pages may read its answers."""
+    names = ["localhost", "127.0.0.1", "::1", "[::1]", settings.host, *settings.allowed_host]
+    if not is_local(settings.host) and not settings.allowed_host:
+        names = ["*"]
+    found = [Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)]
+    if settings.cors_origin:
+        found.append(Middleware(
+            CORSMiddleware, allow_origins=settings.cors_origin, allow_methods=["GET", "POST", "PUT"],
+            allow_headers=["*"], expose_headers=["X-Request-Id", "Retry-After"],
+        ))  # fmt: skip
+    return found
 
 
 async def _explained(_: Request, error: Exception) -> Response:
@@ -48,11 +71,6 @@ async def _explained(_: Request, error: Exception) -> Response:
     match error:
         case ApiError():
             return answer(error)
-        case RequestValidationError():
-            first = error.errors()[0]
-            place = [str(part) for part in first["loc"] if part != "body"]
-            what = f"{'.'.join(place) or 'the body'}: {first['msg']}"
-            return answer(ApiError.wrong(what, place[0] if place else None))
         case HTTPException():
             found = answer(ApiError(error.status_code, str(error.detail)))
             found.headers.update(error.headers or {})
@@ -62,125 +80,91 @@ async def _explained(_: Request, error: Exception) -> Response:
     return answer(ApiError(500, "the server has made a mistake; its log has the traceback"))
 
 
-def _complete(app: FastAPI, answers: Answers) -> None:
-    """Chat and plain completions."""
+class Routes:
+    """What is asked of one server."""
 
-    async def answered(body: ChatRequest | CompletionRequest, request: Request) -> Response:
-        _check_model(answers, body.model)
+    def __init__(self, desk: Desk) -> None:
+        self._desk, self._answers, self._name = desk, Answers(desk), desk.settings.name
+        self._made, self._page = int(time.time()), (Path(__file__).parent / "page.html").read_bytes()
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Answer a conversation."""
+        return await self._answered(read(await request.body(), ChatRequest), request)
+
+    async def completions(self, request: Request) -> Response:
+        """Continue one prompt or several, given as text or as token ids."""
+        return await self._answered(read(await request.body(), CompletionRequest), request)
+
+    async def _answered(self, body: ChatRequest | CompletionRequest, request: Request) -> Response:
+        self._check_model(body.model)
         body.check()
-        found = Completion(answers, body, request.scope["log"])
+        found = Completion(self._answers, body, request.scope["log"])
         if body.stream:
-            return EventStream(found.events(), answers.settings.ping)
+            return EventStream(found.events(), self._desk.settings.ping)
         return Json(await until_gone(request.receive, found.whole()))
 
-    @app.post("/v1/chat/completions")
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        """Answer a conversation."""
-        return await answered(body, request)
+    def _check_model(self, name: str | None) -> None:
+        """Refuse a name that is not our checkpoint's."""
+        if name not in (None, self._name, self._desk.settings.checkpoint):
+            raise ApiError(404, f"there is no model {name!r}; this server has {self._name!r}", param="model",
+                           code="model_not_found")  # fmt: skip
 
-    @app.post("/v1/completions")
-    async def completions(body: CompletionRequest, request: Request) -> Response:
-        """Continue one prompt or several, given as text or as token ids."""
-        return await answered(body, request)
+    def _model(self) -> dict[str, Any]:
+        return {"id": self._name, "object": "model", "created": self._made, "owned_by": "marsbench",
+                "root": self._name, "max_model_len": self._answers.ready.context}  # fmt: skip
 
-
-def _check_model(answers: Answers, name: str | None) -> None:
-    """Refuse a name that is not our checkpoint's."""
-    own = answers.settings.name
-    if name not in (None, own, answers.settings.checkpoint):
-        raise ApiError(404, f"there is no model {name!r}; this server has {own!r}", param="model",
-                       code="model_not_found")  # fmt: skip
-
-
-def _describe(app: FastAPI, answers: Answers) -> None:
-    """What there is, and how it is."""
-    desk, name, made = answers.desk, answers.settings.name, int(time.time())
-    page = (Path(__file__).parent / "page.html").read_bytes()
-
-    def model() -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": made, "owned_by": "marsbench", "root": name,
-                "max_model_len": answers.ready.context}  # fmt: skip
-
-    @app.get("/v1/models")
-    async def models() -> Response:
+    async def models(self, _: Request) -> Response:
         """The one model."""
-        return Json({"object": "list", "data": [model()]})
+        return Json({"object": "list", "data": [self._model()]})
 
-    @app.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> Response:
+    async def one_model(self, request: Request) -> Response:
         """The one model by its name."""
-        _check_model(answers, name)
-        return Json(model())
+        self._check_model(request.path_params["name"])
+        return Json(self._model())
 
-    @app.get("/ping")
-    @app.get("/health")
-    async def health() -> Response:
+    async def health(self, _: Request) -> Response:
         """200 where requests are taken."""
-        desk.check_open()
+        self._desk.check_open()
         return Json({"status": "ok"})
 
-    @app.get("/version")
-    async def version() -> Response:
+    async def version(self, _: Request) -> Response:
         """The version of marsbench."""
         return Json({"version": __version__})
 
-    @app.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(self, _: Request) -> Response:
         """Prometheus' exposition format."""
-        return Response(desk.metrics.page(), media_type="text/plain; version=0.0.4")
+        return Response(self._desk.metrics.page(), media_type="text/plain; version=0.0.4")
 
-    @app.get("/", include_in_schema=False)
-    async def look() -> Response:
-        """A chat with the knob beside it."""
-        return Response(page, media_type="text/html", headers={"Content-Security-Policy": _ALONE})
-
-
-def _read(app: FastAPI, answers: Answers) -> None:
-    """What the tokenizer says."""
-
-    @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> Response:
-        """A text's token ids."""
-        body.check()
-        with answers.desk.let_in():
-            if body.messages is not None:
-                ids = await answers.chat_ids(body.messages)
-            else:
-                ids = await answers.text_ids(body.prompt or "", body.add_special_tokens)
-        return Json({"count": len(ids), "max_model_len": answers.ready.context, "tokens": ids})
-
-    @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> Response:
-        """Token ids as text, special ones too."""
-        body.check()
-        with answers.desk.let_in():
-            if len(body.tokens) > answers.ready.context:
-                raise ApiError.wrong(f"more tokens than this model's context, {answers.ready.context}", "tokens")
-            if body.tokens and max(body.tokens) >= answers.ready.vocabulary:
-                raise ApiError.wrong(f"a token id lies outside the vocabulary of {answers.ready.vocabulary}", "tokens")
-            return Json({"prompt": await answers.aside(len(body.tokens), answers.decode_all, body.tokens)})
-
-
-def _steer(app: FastAPI, answers: Answers) -> None:
-    """The knob."""
-    desk = answers.desk
-
-    def described() -> Response:
-        knobs = {name: getattr(desk.settings, name) for name in SpeedRequest.model_fields}
-        found = knobs | {"methods": list(answers.ready.methods)}
+    async def speed(self, _: Request) -> Response:
+        """The default knobs, and how the engine is doing."""
+        desk = self._desk
+        knobs = {name: getattr(desk.settings, name) for name in SpeedRequest.__struct_fields__}
+        found = knobs | {"methods": list(self._answers.ready.methods)}
         return Json(found | {"state": desk.state._asdict() | {"queued": desk.queued}})
 
-    @app.get("/v1/speed")
-    async def speed() -> Response:
-        """The default knobs, and how the engine is doing."""
-        return described()
+    async def set_speed(self, request: Request) -> Response:
+        """Turn the default knobs, for all who fixed none of their own, from the next forward on."""
+        self._desk.check_open()
+        body = msgspec.structs.asdict(read(await request.body(), SpeedRequest))
+        self._desk.turn(**{name: value for name, value in body.items() if value is not None})
+        return await self.speed(request)
 
-    @app.put("/v1/speed")
-    async def set_speed(body: SpeedRequest) -> Response:
-        """Turn the default knobs, for everybody who fixed none of their own, from the next forward on."""
-        desk.check_open()
-        desk.turn(**body.model_dump(exclude_none=True))
-        return described()
+    async def described(self, request: Request) -> Response:
+        """All of this, in OpenAPI's words."""
+        refs, schemas = msgspec.json.schema_components(_BODIES.values(), ref_template="#/components/schemas/{name}")
+        bodies, paths = dict(zip(_BODIES, refs, strict=True)), dict[str, dict[str, Any]]()
+        for route in request.app.routes:
+            for method in sorted((route.methods or {*()}) - {"HEAD"} if route.include_in_schema else ()):
+                said = {"summary": route.endpoint.__doc__, "responses": {"200": {"description": "an answer"}}}
+                if method != "GET":
+                    said["requestBody"] = {"content": {"application/json": {"schema": bodies[route.path]}}}
+                paths.setdefault(route.path.replace(":path", ""), {})[method.lower()] = said
+        about = {"title": "marsbench", "version": __version__}
+        return Json({"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": schemas}})
+
+    async def look(self, _: Request) -> Response:
+        """A chat with the knob beside it."""
+        return Response(self._page, media_type="text/html", headers={"Content-Security-Policy": _ALONE})
 
 
 # The page is whole in itself, and its browser holds it to that.

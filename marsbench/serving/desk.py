@@ -195,7 +195,7 @@ class Desk:
         """Requests that wait, in the engine's queue or on their way to it."""
         return self._outside + len(self._queued)
 
-    def check_room(self, count: int = 1) -> None:
+    def _check_room(self, count: int) -> None:
         """Raise `ApiError` where so many more may not wait."""
         self.check_open()
         if self.queued + count > self.settings.max_queue:
@@ -209,7 +209,7 @@ class Desk:
             self.check_open()
             what = f"{count} answers are asked for at once, of {self.settings.max_queue} at most"
             raise ApiError.wrong(what, "prompt")
-        self.check_room(count)
+        self._check_room(count)
         self._outside += count
         try:
             yield
@@ -271,7 +271,8 @@ class Desk:
                 if stream.last is None:
                     self.metrics.first_token.observe(now - stream.job.arrived)
                 else:
-                    self.metrics.per_token.observe((now - stream.last) / max(count, 1), count)
+                    for _ in range(count):
+                        self.metrics.per_token.observe((now - stream.last) / count)
                 stream.last = now
                 stream.put(pieces)
         for number, ending in report.ended:

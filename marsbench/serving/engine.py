@@ -199,16 +199,10 @@ class Engine:
             self._report.started.append(job.id)
             newcomer.turn(knob, 0)
             request = replace(job, threshold=knob.threshold, window=knob.window, verified=knob.verified)
-            checked = request
-            if not job.max_new_tokens:  # then its last token stands where an answer's first would
-                checked = replace(request, prompt_ids=job.prompt_ids[:-1] or job.prompt_ids, max_new_tokens=1)
             try:
-                check_requests([checked], self.model)
+                check_requests([request], self.model)
             except UserError as error:
                 self._fail(job, error.what)
-                continue
-            if not job.max_new_tokens:
-                self._score_alone(job)
                 continue
             self._joining[job.id] = newcomer
             requests[job.id] = request
@@ -242,18 +236,6 @@ class Engine:
         """A request is in flight, with its first tokens."""
         newcomer = self._running[number] = self._joining.pop(number)
         newcomer.before = newcomer.counted = self._steps
-
-    def _score_alone(self, job: Job) -> None:
-        """A job that generates nothing."""
-        try:
-            found = None if job.best is None else self._scorer(job.best).read(job.prompt_ids)
-        except _TROUBLE as error:
-            self._fail(job, f"the prompt cannot be run: {_first_line(error)}")
-        else:
-            self._end(job, Ending("length", forwards=1, likelihood=found))
-
-    def _scorer(self, best: int) -> Scorer:
-        return Scorer(self.model, best, self.settings.prefill_positions)
 
     def _fail(self, job: Job, why: str) -> None:
         self._end(job, Ending("cancelled", failure=why))
@@ -344,17 +326,17 @@ class Engine:
             self._report.tokens.setdefault(number, []).append((tokens, found))
 
     def _read(self, running: Running, tokens: Sequence[int]) -> Likelihood | None:
-        """How probable its next tokens are; before the first ones, the prompt is read, and told if it is echoed."""
-        job, prompt = running.job, running.job.prompt_ids if running.scorer is None else ()
+        """How probable its next tokens are; before the first ones, the prompt is read."""
+        job = running.job
         if job.best is None:
             return None
         try:
-            running.scorer = running.scorer or self._scorer(job.best)
-            found = running.scorer.read([*prompt, *tokens])
+            if running.scorer is None:
+                running.scorer = Scorer(self.model, job.prompt_ids, job.best, self.settings.prefill_positions)
+            return running.scorer.read(tokens)
         except _TROUBLE as error:
             running.failure = f"its log-probabilities cannot be had: {_first_line(error)}"
             return None
-        return found if job.echo else found.part(len(prompt))
 
     def _finished(self, number: int, generation: Generation) -> None:
         running = self._running.pop(number)

@@ -1,18 +1,20 @@
-"""What stands before every route: whose names and pages are ours, the key, the body; and who is still listening."""
+"""What stands before every route: the key, the body, the log; and whether the client is still listening."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import hmac
-import ipaddress
+import json
+import logging
 import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import anyio
 from starlette.datastructures import Headers
@@ -20,14 +22,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from marsbench.serving.logs import Log
 from marsbench.serving.settings import Settings
 from marsbench.serving.wire import ApiError, dumps, event
 
 T = TypeVar("T")
 _OPEN = ("/health", "/ping")  # routes that ask for no key
-_MOST_PARTS = 2**17  # lists, objects and fields of a body: each costs the parser far more than its bytes
-_QUOTED = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)  # whatever it begins with, it matches: never twice
+_LOG_BYTES = 64 * 2**20  # of the log of requests, before it is moved aside and begun anew
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -113,20 +113,33 @@ class EventStream(StreamingResponse):
                 await self._write(send, b": ping\n\n")
 
 
+class RequestLog(RotatingFileHandler):
+    """JSON Lines of requests, in a file and the one before it. What cannot be written is said, and ends nothing."""
+
+    def __init__(self, file: Path, say: Callable[[str], object]) -> None:
+        super().__init__(file, maxBytes=_LOG_BYTES, backupCount=1, encoding="utf-8")
+        self._say, self._is_broken = say, False
+
+    def write(self, entry: dict[str, Any]) -> None:
+        """Add a line."""
+        self.handle(logging.makeLogRecord({"msg": json.dumps(entry)}))
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say once that the file cannot be written."""
+        if not self._is_broken:
+            self._is_broken = True
+            with suppress(OSError):  # where it is said may be full too
+                self._say(f"warning: the log of requests cannot be written: {self.baseFilename}")
+
+
 class Gate:
-    """ASGI middleware: who comes by a name or a page that is not ours, has no key, or sends too much or too slowly,
-    gets no further. Every answer has its number, the client's own if it has given one.
+    """ASGI middleware: a request from a foreign page, without a key, or with a body that is too large or too slow, gets
+    no further. Every answer has its number, the client's own if it has given one.
     """
 
-    def __init__(
-        self, app: Any, settings: Settings, say: Callable[[str], object] = print,
-        check_room: Callable[[], None] = lambda: None,
-    ) -> None:  # fmt: skip
-        """`check_room` raises `ApiError` where nobody more may wait for an answer."""
-        self._app, self._settings, self._check_room = app, settings, check_room
-        self._turn = asyncio.Lock()
-        self._names = {"localhost", settings.host.lower(), *(name.lower() for name in settings.allowed_host)}
-        self._log = Log(settings.request_log, say)
+    def __init__(self, app: Any, settings: Settings, say: Callable[[str], object] = print) -> None:
+        self._app, self._settings = app, settings
+        self._log = RequestLog(settings.request_log, say) if settings.request_log else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -135,9 +148,9 @@ class Gate:
             return
         headers = Headers(scope=scope)
         number = headers.get("x-request-id", "")
-        scope["id"] = number = number if re.fullmatch(r"[\w.:-]{1,128}", number, re.ASCII) else uuid.uuid4().hex
+        number = number if re.fullmatch(r"[\w.:-]{1,128}", number, re.ASCII) else uuid.uuid4().hex
         scope["log"] = entry = {"at": time.time(), "id": number, "route": f"{scope['method']} {scope['path']}"}
-        added = [(b"x-request-id", number.encode()), (b"x-content-type-options", b"nosniff"), *self._cors(headers)]
+        added = [(b"x-request-id", number.encode()), (b"x-content-type-options", b"nosniff")]
         began = time.perf_counter()
 
         async def sent(message: Message) -> None:
@@ -153,7 +166,8 @@ class Gate:
         except ApiError as error:
             await answer(error)(scope, receive, sent)
         finally:
-            self._log.write(entry | {"seconds": round(time.perf_counter() - began, 4)})
+            if self._log is not None:
+                self._log.write(entry | {"seconds": round(time.perf_counter() - began, 4)})
 
     async def _let_in(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         prefix = self._settings.root_path.rstrip("/")
@@ -162,17 +176,9 @@ class Gate:
             return
         if prefix and scope["path"].startswith(f"{prefix}/"):  # else a proxy has taken it away
             scope["path"] = scope["path"].removeprefix(prefix)
-        self._check_name(headers)
-        if scope["method"] == "OPTIONS" and "access-control-request-method" in headers and self._cors(headers):
-            await Response(status_code=204)(scope, receive, send)
-            return
+        self._check_page(headers)
         self._check_key(scope, headers)
         left = [await self._body(headers, receive)]
-        if scope["method"] == "POST":
-            await self._take_turn(scope["path"])
-        if _parts(left[0]) > _MOST_PARTS and _parts(_QUOTED.sub(b"", left[0])) > _MOST_PARTS:
-            # It would keep the event loop busy merely by being parsed.
-            raise ApiError.wrong(f"the body has more than {_MOST_PARTS:,} lists, objects and fields")
 
         async def again() -> Message:
             """The body once more, and then whatever the client does next."""
@@ -180,39 +186,12 @@ class Gate:
 
         await self._app(scope, again, send)
 
-    async def _take_turn(self, path: str) -> None:
-        """Wait for a turn of the event loop in which no other body is read, and be refused early where need be.
-
-        To read a body takes milliseconds: if all that come at once did so in one turn, whoever asks for /health, and
-        all who stream, would stand behind them.
-        """
-        async with self._turn:
-            await asyncio.sleep(0)
-        if path.endswith("/completions"):
-            self._check_room()
-
-    def _check_name(self, headers: Headers) -> None:
-        """Refuse names and pages of others: one that leads a browser here acts for whoever sits before it."""
-        given = headers.get("host", "localhost").lower()
-        if "*" not in self._names and not (_is_address(given) or _host(given) in self._names):
-            raise ApiError(403, f"this server is not called {given!r}: see --allowed-host", code="foreign_host")
-        origin = headers.get("origin", "").lower()
-        netloc = origin.partition("://")[2]
-        ours = netloc == given or _host(netloc) in self._settings.allowed_host
-        if origin and not ours and not self._cors(headers):
+    def _check_page(self, headers: Headers) -> None:
+        """Refuse pages of other sites: one that is open in a browser here acts for the one who sits before it."""
+        origin, known = headers.get("origin", "").lower(), {*self._settings.cors_origin}
+        is_ours = origin.partition("://")[2] in (headers.get("host", "").lower(), *self._settings.allowed_host)
+        if origin and not is_ours and not known & {"*", origin}:
             raise ApiError(403, f"pages of {origin} may not ask this server: see --cors-origin", code="foreign_origin")
-
-    def _cors(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """What tells a browser that the page may read the answer."""
-        origin = headers.get("origin")
-        if origin is None or not {"*", origin} & {*self._settings.cors_origin}:
-            return []
-        return Headers({
-            "access-control-allow-origin": origin, "vary": "Origin", "access-control-max-age": "600",
-            "access-control-allow-methods": "GET, POST, PUT",
-            "access-control-allow-headers": headers.get("access-control-request-headers", "*"),
-            "access-control-expose-headers": "X-Request-Id, Retry-After",
-        }).raw  # fmt: skip
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         """Refuse who has no key: as a bearer, as OpenAI's clients have it, or as a password, as a browser does."""
@@ -253,27 +232,11 @@ class Gate:
             raise ApiError(408, f"the body did not come within {read_s:g} seconds", code="timeout") from error
 
 
-def _parts(body: bytes) -> int:
-    return sum(map(body.count, (b"[", b"{", b":")))
-
-
 def is_open_to_all(settings: Settings) -> bool:
-    """Whether whoever reaches the server from another machine may use it."""
-    host = settings.host.lower()
-    return not (settings.api_key or host in ("localhost", "::1") or host.startswith("127."))
+    """Whether other machines may use the server without a key."""
+    return not (settings.api_key or is_local(settings.host))
 
 
-def _host(netloc: str) -> str:
-    """The host of `host:port`."""
-    try:
-        return urlsplit(f"//{netloc}").hostname or ""
-    except ValueError:
-        return ""
-
-
-def _is_address(netloc: str) -> bool:
-    """Whether a host is an address: nobody can make such a name lead elsewhere."""
-    try:
-        return bool(ipaddress.ip_address(_host(netloc)))
-    except ValueError:
-        return False
+def is_local(host: str) -> bool:
+    """Whether an address can only be reached from this machine."""
+    return host.lower() in ("localhost", "::1") or host.startswith("127.")

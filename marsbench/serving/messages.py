@@ -39,12 +39,11 @@ class Wishes:
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Request):
-    """A request as the engine takes it, which turns its knobs; of 0 new tokens, only its likelihood is asked for."""
+    """A request as the engine takes it, which turns its knobs."""
 
     id: int
     wishes: Wishes
     best: int | None = None  # log-probabilities of its tokens are wanted, and of so many of the best at each place
-    echo: bool = False  # whether they are wanted for the prompt too
     streamed: bool = False  # whether they are wanted as the tokens come
     arrived: float = 0.0  # by the server's clock
 
@@ -58,15 +57,15 @@ class Cancel:
 
 
 class Likelihood(NamedTuple):
-    """Log-probabilities of the model itself (AR) for some tokens in a row; a text's first token has none."""
+    """Log-probabilities of the model itself (AR) for some tokens in a row."""
 
     tokens: list[int]
-    chosen: list[float | None]
+    chosen: list[float]
     best: list[list[tuple[int, float]]]  # at each place, the most probable tokens and their log-probabilities
 
-    def part(self, first: int, last: int | None = None) -> Likelihood:
-        """Those of the tokens from one place to before another."""
-        return Likelihood(self.tokens[first:last], self.chosen[first:last], self.best[first:last])
+    def part(self, count: int) -> Likelihood:
+        """Those of the first tokens."""
+        return Likelihood(self.tokens[:count], self.chosen[:count], self.best[:count])
 
 
 @dataclass(frozen=True)

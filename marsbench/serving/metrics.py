@@ -1,17 +1,12 @@
-"""What a monitoring system reads: vLLM's names where it has one, so that its dashboards work, and a few of our own.
-
-Plain numbers are counted with every token; what is made of them waits for who looks.
-"""
+"""What a monitoring system reads: vLLM's names where it has one, so that its dashboards work, and a few of our own."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate
 
-from prometheus_client import generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from marsbench.serving.messages import State
 
@@ -35,19 +30,7 @@ _COUNTERS = {
     "marsbench:engine_restarts": "Times that the engine process had to be started again.",
     "marsbench:forwards": "Forward passes of the model.",
 }
-
-
-class Times:
-    """A histogram of seconds."""
-
-    def __init__(self, name: str, words: str) -> None:
-        self.name, self.words = name, words
-        self.counts, self.sum = [0] * (len(_SECONDS) + 1), 0.0
-
-    def observe(self, seconds: float, times: int = 1) -> None:
-        """Something took so long, so many times."""
-        self.counts[bisect_left(_SECONDS, seconds)] += times
-        self.sum += seconds * times
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
@@ -58,10 +41,19 @@ class Metrics:
         self.slots = 1  # of the KV cache
         self._tau, self._per_forward = 0.0, 0.0
         self.counted, self.ended = Counter[str](), Counter[str]()  # by name; requests by what ended them
-        self.first_token = Times("vllm:time_to_first_token_seconds", "From a request's arrival to its first token.")
-        self.per_token = Times("vllm:inter_token_latency_seconds", "Between tokens; those that come together share it.")
-        self.queued = Times("vllm:request_queue_time_seconds", "From a request's arrival to its prompt's forward.")
-        self.whole = Times("vllm:e2e_request_latency_seconds", "From a request's arrival to its end.")
+        self._times = list[Histogram]()
+        self.first_token = self._time(
+            "vllm:time_to_first_token_seconds", "From a request's arrival to its first token."
+        )
+        self.per_token = self._time(
+            "vllm:inter_token_latency_seconds", "Between tokens; those that come together share it."
+        )
+        self.queued = self._time("vllm:request_queue_time_seconds", "From a request's arrival to its prompt's forward.")
+        self.whole = self._time("vllm:e2e_request_latency_seconds", "From a request's arrival to its end.")
+
+    def _time(self, name: str, words: str) -> Histogram:
+        self._times.append(Histogram(name, words, ["model_name"], buckets=_SECONDS, registry=None))
+        return self._times[-1].labels(self._model)
 
     def take(self, state: State) -> None:
         """What the engine says after a forward; it counts from its own start."""
@@ -103,8 +95,5 @@ class Metrics:
         for reason, count in self.ended.items():
             ended.add_metric([self._model, reason], count)
         yield ended
-        for times in (self.first_token, self.per_token, self.queued, self.whole):
-            histogram = HistogramMetricFamily(times.name, times.words, labels=["model_name"])
-            buckets = zip([*map(str, map(float, _SECONDS)), "+Inf"], accumulate(times.counts), strict=True)
-            histogram.add_metric(own, list(buckets), times.sum)
-            yield histogram
+        for times in self._times:
+            yield from times.collect()

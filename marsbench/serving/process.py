@@ -40,6 +40,7 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     import torch
 
     from marsbench.decoding.engine import context_length
+    from marsbench.forward.limits import check_ids, vocabulary_of
     from marsbench.methods.fitting import default_ids, fit
     from marsbench.methods.settings import load_aloud
     from marsbench.progress import Reporter, quieten_libraries
@@ -57,7 +58,9 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     fit("ar", loaded)
     eos_id, pad_id = default_ids(loaded)
     methods: tuple[MethodName, ...] = ("ar",)
-    if loaded.mask_id is not None and (loaded.knows_masks or settings.untrained_masks):
+    mask_id = loaded.mask_id if loaded.knows_masks or settings.untrained_masks else None
+    check_ids(loaded.model, mask=mask_id)
+    if mask_id is not None:
         methods = ("ar", "mars", "mars-verified")
     slots, warning = slots_within(
         settings, slots_needed(loaded.model), _free_bytes(loaded.model.device) // bytes_per_slot(loaded.model)
@@ -68,11 +71,11 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
         law = measured_law(loaded.model, settings.max_rows)
         windows = windows_by_rows(law, settings.max_rows, WIDEST, (settings.acceptance,))
         Reporter().say(f"windows that pay here: {in_words(windows)}")
-    engine = Engine(loaded.model, settings, mask_id=loaded.mask_id, eos_id=eos_id, pad_id=pad_id, windows=windows)
+    engine = Engine(loaded.model, settings, mask_id=mask_id, eos_id=eos_id, pad_id=pad_id, windows=windows)
     engine.capture_ahead(Wishes(settings.method or methods[:2][-1]))
     gc.collect()
     gc.freeze()  # what is there to stay need not be looked through between two steps
-    vocabulary = int(loaded.model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
+    vocabulary = vocabulary_of(loaded.model)
     return engine, Ready(loaded.tokenizer, context_length(loaded.model), vocabulary, methods, slots, warning)
 
 

@@ -4,37 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import uvicorn
 
 from marsbench.errors import UserError
 from marsbench.serving.app import build
-from marsbench.serving.connection import Connection
 from marsbench.serving.desk import Desk
 from marsbench.serving.guards import is_open_to_all
 from marsbench.serving.settings import Settings
 
 _WAITING = 2048  # connections that the system keeps for us
-AT_ONCE = 16  # of these come in before others have their turn, and before the limit of connections is looked at
 
 
 class Server(uvicorn.Server):
-    """uvicorn that leaves signals to us: it would close its socket at once, and newcomers would get no word.
-
-    As many connections as wait would come in at once, and need files that there may not be, and a second for all.
-    """
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let few in at once, which asyncio has one number for, and many wait."""
-        await super().startup(sockets)
-        for one in sockets or []:
-            one.listen(_WAITING)
+    """uvicorn that leaves signals to us: it would close its socket at once, and newcomers would get no word."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -81,10 +68,9 @@ async def _serve(settings: Settings, own: socket.socket, say: Callable[[str], No
                 f"method {settings.method!r} needs a checkpoint trained with masks", where=settings.checkpoint,
                 fix="use a MARS checkpoint, --method ar, or --untrained-masks to see what happens without",
             )  # fmt: skip
-        connection: Any = functools.partial(Connection, settings)
         config = uvicorn.Config(
             build(desk, say), log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="off",
-            backlog=AT_ONCE, http=connection, ws="none",
+            backlog=_WAITING, limit_concurrency=settings.max_connections, ws="none",
         )  # fmt: skip
         server = Server(config)
         gc.freeze()  # what is there to stay need not be looked through whenever a large body is read

@@ -72,7 +72,10 @@ class Settings:
     lock_speed: Annotated[bool, Option("Let nobody turn the knobs.")] = False
     allowed_host: Annotated[
         tuple[str, ...],
-        Option("A name by which clients may call the server, beside localhost and addresses; * is any."),
+        Option(
+            "A name by which clients may call the server, beside localhost and --host; * is any [default: * where "
+            "other machines are let in]."
+        ),
     ] = ()
     cors_origin: Annotated[
         tuple[str, ...], Option("A page's origin (https://HOST) that may ask the server; * is any.")
@@ -82,9 +85,8 @@ class Settings:
     # How much is taken in, and how long anything may take.
     max_queue: Annotated[int, Option("Requests that may wait, be read or tokenised; more are told 429.", least=1)] = 64
     max_body: Annotated[int, Option("Bytes of a request's body at most.", least=1)] = 4 * 2**20
-    max_connections: Annotated[int, Option("Connections at once at most.", least=1)] = 1024
-    read_timeout: Annotated[float, Option("Seconds that head or body may take to come.", least=0)] = 20.0
-    stall_timeout: Annotated[float, Option("Seconds that a reader may take nothing.", least=0)] = 60.0
+    max_connections: Annotated[int, Option("Connections at once at most; more are told 503.", least=1)] = 1024
+    read_timeout: Annotated[float, Option("Seconds that a body may take to come.", least=0)] = 20.0
     ping: Annotated[
         float, Option("Seconds of silence after which a stream says that it is alive; 0: never.", least=0)
     ] = 15.0

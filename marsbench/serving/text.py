@@ -1,83 +1,71 @@
 """Tokens as text while they come: nothing is sent that later tokens could change, nor what belongs to a stop string.
 
-Whatever the portions that tokens come in, what is written is the same: the text of all tokens, up to the stop string
-that is complete first.
+Text is made of each token's own bytes, so whatever the portions that tokens come in, it is the same. (To decode rows of
+tokens instead loses what stands beside half a character where a tokenizer falls back to bytes.)
 """
 
 from __future__ import annotations
 
+import codecs
+import functools
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-_MOST_OPEN = 64  # tokens without a text of their own that are kept: parts of characters, or special tokens
-_ENOUGH = 8  # tokens to know by what character is open: it has four bytes at most
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder makes of bytes that are no whole character yet
-Decode = Callable[[list[int]], str]
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-
-def decoding(tokenizer: Any) -> Decode:
-    """How a tokenizer of transformers makes text of tokens, special ones left out.
-
-    Where that is what the Rust library below it says, this is asked at once: a server decodes every token, and what
-    transformers does before asking takes ten times as long.
-    """
-    from transformers import PreTrainedTokenizerFast
-
-    if getattr(type(tokenizer), "_decode", None) is PreTrainedTokenizerFast._decode:
-        rust = tokenizer.backend_tokenizer
-        return lambda ids: str(rust.decode(ids, skip_special_tokens=True))
-    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder makes of bytes that are no whole character
 
 
-def bytes_of(tokenizer: Any, token: int, text: str) -> bytes:
-    """The bytes that a token stands for, whose text by itself is known: of a part of a character, these are no text."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
+class Token(NamedTuple):
+    """How a token looks behind other text: a part of a character has bytes, and no text."""
 
-    if _UNFINISHED not in text:
-        return text.encode()
-    name = str(tokenizer.convert_ids_to_tokens(token))
-    if re.fullmatch("<0x[0-9A-F]{2}>", name):
-        return bytes([int(name[3:5], 16)])
-    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
-    return bytes(letters[letter] for letter in name) if letters.keys() >= set(name) else text.encode()
+    text: str
+    bytes: bytes
+    is_special: bool  # and so in no answer's text
+
+
+class Vocabulary:
+    """The tokens of a tokenizer, one by one."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._special = {*tokenizer.all_special_ids}
+        self._special |= {number for number, each in tokenizer.added_tokens_decoder.items() if each.special}
+        self._before = list(tokenizer("a", add_special_tokens=False).input_ids)  # at a beginning, spaces may be lost
+        self._letters = {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
+        self.token = functools.lru_cache(2**18)(self._token)
+
+    def _token(self, token: int) -> Token:
+        text = self._decode([*self._before, token])[len(self._decode(self._before)) :]
+        return Token(text, self._bytes(token, text), token in self._special)
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    def _bytes(self, token: int, text: str) -> bytes:
+        if _UNFINISHED not in text:
+            return text.encode()
+        name = str(self._tokenizer.convert_ids_to_tokens(token))
+        if re.fullmatch("<0x[0-9A-F]{2}>", name):
+            return bytes([int(name[3:5], 16)])
+        return bytes(self._letters[letter] for letter in name) if self._letters.keys() >= {*name} else text.encode()
 
 
 class Detokenizer:
-    """The text of a growing row of tokens.
+    """The text of a growing row of tokens; a character that is not whole yet is kept back."""
 
-    Tokens are decoded together with those just before them, because a token's text may depend on its neighbours; so
-    writing costs as much at the end of a long answer as at its beginning.
-    """
-
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._ids: list[int] = []  # those that are still needed: context, and tokens that are not written out
-        self._known = 0  # how many of them are context
-        self._written = 0  # characters of their text that are out
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary, self._decoder = vocabulary, codecs.getincrementaldecoder("utf-8")("replace")
 
     def write(self, tokens: Sequence[int]) -> str:
-        """What these tokens add to the text; a character that is not whole yet is kept back."""
-        self._ids += tokens
-        text = self._decode(self._ids)
-        is_long = len(self._ids) - self._known > _MOST_OPEN
-        held = len(text) - len(text.rstrip(_UNFINISHED))
-        if held and is_long:  # bytes that no character comes of; only the last of them may still be part of one
-            held = 1
-        fresh, self._written = text[self._written : len(text) - held], max(self._written, len(text) - held)
-        if held and is_long:
-            self._ids, self._known = [token for token in self._ids if self._decode([token])][-_ENOUGH:], 0
-            self._written = len(self._decode(self._ids)) - held
-        elif not held and (context := self._decode(self._ids[self._known :])):
-            self._ids = self._ids[self._known :]
-            self._known, self._written = len(self._ids), len(context)
-        elif not held and is_long:  # special tokens, which say nothing beside any others
-            del self._ids[self._known :]
-        return fresh
+        """What these tokens add to the text."""
+        every = map(self._vocabulary.token, tokens)
+        return self._decoder.decode(b"".join(token.bytes for token in every if not token.is_special))
 
     def close(self) -> str:
         """What was kept back, when no more tokens come."""
-        return self._decode(self._ids)[self._written :]
+        return self._decoder.decode(b"", final=True)
 
 
 class Stops:
@@ -111,8 +99,8 @@ class Stops:
 class Writer:
     """Tokens to text, cut at stop strings; `used` counts the tokens that went into it."""
 
-    def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
-        self._detokenizer, self._stops = Detokenizer(decode), Stops(stops)
+    def __init__(self, vocabulary: Vocabulary, stops: Sequence[str] = ()) -> None:
+        self._detokenizer, self._stops = Detokenizer(vocabulary), Stops(stops)
         self._one_by_one = bool(stops)  # which token completes a stop string can then be told
         self.used = 0
 

@@ -1,4 +1,4 @@
-"""The bodies that come and go: OpenAI's fields and ours, and what an answer looks like.
+"""The bodies that come and go: OpenAI's fields and ours, read into types without building anything else.
 
 What this server cannot do is refused by name, unless it is asked for in the way that changes nothing.
 """
@@ -6,11 +6,12 @@ What this server cannot do is refused by name, unless it is asked for in the way
 from __future__ import annotations
 
 import json
-from abc import abstractmethod
+import re
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, StrictBool, StrictStr, WithJsonSchema
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from marsbench.serving.messages import WIDEST, MethodName
 
@@ -45,43 +46,20 @@ class ApiError(Exception):
 
     @classmethod
     def not_ready(cls, why: str) -> ApiError:
-        """Nobody can be served at the moment."""
+        """No request can be served at the moment."""
         return cls(503, why, code="unavailable", retry_after=1)
 
     @classmethod
     def too_many(cls, why: str) -> ApiError:
-        """Nobody more can be served at the moment."""
+        """No more requests can be served at the moment."""
         return cls(429, why, code="queue_full", retry_after=1)
 
 
-def _whole(text: str) -> str:
-    """Refuse halves of characters, which JSON can spell and no tokenizer can read."""
-    if any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise ValueError("the text has half a surrogate pair")
-    return text
-
-
-def _prompts(value: Any) -> list[str | list[int]]:
-    """One prompt or several, as text or as token ids. By hand: a union would note every item that is wrong."""
-    several = [value] if isinstance(value, str) else value
-    if not isinstance(several, list) or not several:
-        raise ValueError("there is no prompt")
-    if type(several[0]) is int:
-        several = [several]
-    for prompt in several:
-        if isinstance(prompt, str):
-            _whole(prompt)
-        elif not (isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt)):
-            raise ValueError("a prompt is a text, or token ids, one at least")
-    return several
-
-
-_OF_PROMPTS = {"anyOf": [{"type": "string"}, {"type": "array"}], "description": "A text or token ids, or several."}
-Text = Annotated[StrictStr, AfterValidator(_whole)]
-_Confidence = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-_Token = Annotated[int, Field(strict=True, ge=0)]
-_Window = Annotated[int, Field(strict=True, ge=1, le=WIDEST)]
-_Best = Annotated[int, Field(strict=True, ge=0, le=20)]
+T = TypeVar("T", bound=Struct)
+_Confidence = Annotated[float, Meta(ge=0, le=1)]
+_Window = Annotated[int, Meta(ge=1, le=WIDEST)]
+_Best = Annotated[int, Meta(ge=0, le=20)]
+_Count = Annotated[int, Meta(ge=1)]
 # Fields of others that nothing here can honour -> the values that ask for nothing; null does so always.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,), "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,),
@@ -101,157 +79,173 @@ _HARMLESS = {
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "parallel_tool_calls", "prediction", "request_id", "cache_salt",
 }  # fmt: skip
+_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})  # what a field within another asks for nothing by
+_SHORT = 200  # bytes of a value that may ask for nothing
 
 
-class _Body(BaseModel):
-    """A body whose fields are all looked at: what is known and cannot be done, and what nobody knows, is refused."""
+def read(body: bytes | Raw, kind: type[T], where: str = "") -> T:
+    """A body, or (`where` says in which field of it) a part of one, as its type.
 
-    model_config = ConfigDict(extra="allow")
+    Raises:
+        ApiError: no JSON; a field of the wrong type or out of bounds; one that this server does not know, or cannot
+            honour, and that asks for something.
+    """
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Raw])
+        for name in fields.keys() - {*kind.__struct_fields__}:
+            _check_asks_nothing(name, fields[name], where)
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        place = re.search(r"(?:field `|`\$\.?)(\w*)", str(error))
+        raise ApiError.wrong(f"{where or 'the body'}: {error}", where or (place and place[1]) or None) from error
+    except (ValueError, RecursionError) as error:
+        raise ApiError.wrong(f"the body is no JSON that can be read: {error}", where or None) from error
 
-    def check(self) -> None:
-        """Raise `ApiError` for what cannot be done, and for what contradicts itself."""
-        for name, value in (self.model_extra or {}).items():
-            if name not in _NEUTRAL and name not in _HARMLESS:
-                raise ApiError.wrong(f"there is no field {name[:100]!r}", name[:100])
-            if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
-                usual = f" other than {_NEUTRAL[name][0]!r}" if _NEUTRAL[name] else ""
-                raise ApiError.wrong(f"this server does not support {name!r}{usual}", name)
+
+def _check_asks_nothing(name: str, raw: Raw, where: str) -> None:
+    value = msgspec.json.decode(raw) if len(bytes(raw)) <= _SHORT else ...
+    name, place = name[:100], where or name[:100]
+    if where:
+        if value not in _NOTHING:
+            raise ApiError.wrong(f"{where}: there is no field {name!r}", place)
+    elif name in _NEUTRAL:
+        if value is not None and value not in _NEUTRAL[name]:
+            usual = f" other than {_NEUTRAL[name][0]!r}" if _NEUTRAL[name] else ""
+            raise ApiError.wrong(f"this server does not support {name!r}{usual}", place)
+    elif name not in _HARMLESS:
+        raise ApiError.wrong(f"there is no field {name!r}", place)
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Struct):
     """What a stream is to hold besides."""
 
-    include_usage: StrictBool = False
-    include_forwards: StrictBool = Field(
-        default=False, description="Ours: one chunk for each forward, with its tokens."
-    )
+    include_usage: bool = False
+    # Ours: one chunk for each forward, with its tokens.
+    include_forwards: bool = False
 
 
-class _Decoding(_Body):
+class _Decoding(Struct, kw_only=True):
     """What both kinds of completion take."""
 
-    model: Text | None = None
-    stream: StrictBool | None = False
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(strict=True, ge=1, le=128)] | None = 1
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(strict=True, ge=-1, lt=2**31)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)] | None = None
-    stop: Text | Annotated[list[Text], Field(max_length=64, fail_fast=True)] | None = None
-    ignore_eos: StrictBool = False
-    method: MethodName | None = Field(None, description="Ours: how to decode.")
-    threshold: _Confidence | None = Field(None, description="Ours: tau, fixed for this request.")
-    min_threshold: _Confidence | None = Field(None, description="Ours: tau that --adapt may use while requests wait.")
-    block_size: _Window | None = Field(None, description="Ours: tokens that one forward settles at most.")
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: Raw | UnsetType = UNSET
+    n: Annotated[int, Meta(ge=1, le=128)] | None = 1
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None
+    min_p: _Confidence | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=64)] | None = None
+    ignore_eos: bool = False
+    # Ours: how to decode; tau, fixed for this request; tau while requests wait, with --adapt; tokens of one forward.
+    method: MethodName | None = None
+    threshold: _Confidence | None = None
+    min_threshold: _Confidence | None = None
+    block_size: _Window | None = None
 
     @property
     def stops(self) -> list[str]:
         """The stop strings."""
-        found = [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
-        if "" in found:
-            raise ApiError.wrong("a stop string is empty", "stop")
-        return found
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
     @property
-    @abstractmethod
-    def best(self) -> int | None:
-        """How many of the best tokens are wanted beside each, None where no log-probabilities are."""
+    def options(self) -> StreamOptions:
+        """What a stream is to hold besides."""
+        raw = self.stream_options
+        if isinstance(raw, UnsetType) or bytes(raw) == b"null":
+            return StreamOptions()
+        return read(raw, StreamOptions, "stream_options")
 
     def check(self) -> None:
-        super().check()
+        """Raise `ApiError` for what contradicts itself."""
+        if "" in self.stops:
+            raise ApiError.wrong("a stop string is empty", "stop")
         if self.method == "ar" and (self.threshold is not None or self.min_threshold is not None):
             raise ApiError.wrong("method 'ar' takes no threshold", "threshold")
 
 
-class CompletionRequest(_Decoding):
+class CompletionRequest(_Decoding, kw_only=True):
     """`POST /v1/completions`."""
 
-    prompt: Annotated[Any, PlainValidator(_prompts), WithJsonSchema(_OF_PROMPTS)]
-    max_tokens: Annotated[int, Field(strict=True, ge=0)] | None = 16
-    echo: StrictBool | None = False
+    prompt: str | list[str | int | Annotated[list[int], Meta(min_length=1)]]
+    max_tokens: _Count | None = 16
     logprobs: _Best | None = None
 
     @property
     def best(self) -> int | None:
+        """How many of the best tokens are wanted beside each, None where no log-probabilities are."""
         return self.logprobs
 
-    def check(self) -> None:
-        super().check()
-        if self.max_tokens == 0 and not self.echo:
-            raise ApiError.wrong("'max_tokens' of 0 asks for nothing; it goes with 'echo'", "max_tokens")
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One prompt or several, each as text or as token ids."""
+        several: list[Any] = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        if several and isinstance(several[0], int):
+            several = [several]
+        for prompt in several:
+            if not isinstance(prompt, str) and not (
+                isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt)
+            ):
+                raise ApiError.wrong("a prompt is a text, or token ids, one at least", "prompt")
+        if not several:
+            raise ApiError.wrong("there is no prompt", "prompt")
+        return several
 
 
-class TextPart(BaseModel):
+class TextPart(Struct):
     """A part of a message."""
 
     type: Literal["text"]
-    text: Text
+    text: str
 
 
-class Message(BaseModel):
-    """A turn of a conversation."""
+class Message(Struct):
+    """A turn of a conversation; its `name` is for chat templates that know names."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
-
-    @property
-    def text(self) -> str:
-        """Its words."""
-        if self.content is None or isinstance(self.content, str):
-            return self.content or ""
-        return "".join(part.text for part in self.content)
+    content: str | list[Raw] | None = None
+    name: str | None = None
 
 
-_Messages = Annotated[list[Message], Field(min_length=1, max_length=10_000, fail_fast=True)]
-
-
-class ChatRequest(_Decoding):
+class ChatRequest(_Decoding, kw_only=True):
     """`POST /v1/chat/completions`."""
 
-    echo: ClassVar[bool] = False
-    messages: _Messages
-    max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
-    logprobs: StrictBool | None = False
+    messages: Annotated[list[Raw], Meta(min_length=1, max_length=10_000)]
+    max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
+    logprobs: bool | None = False
     top_logprobs: _Best | None = None
 
     @property
     def best(self) -> int | None:
+        """How many of the best tokens are wanted beside each, None where no log-probabilities are."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def turns(self) -> list[dict[str, str]]:
+        """The conversation as chat templates take it; `ApiError` for a message that says more, or nothing."""
+        return [_turn(read(raw, Message, "messages")) for raw in self.messages]
+
     def check(self) -> None:
+        """Raise `ApiError` for what contradicts itself."""
         super().check()
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError.wrong("'top_logprobs' goes with 'logprobs'", "top_logprobs")
 
 
-class TokenizeRequest(_Body):
-    """`POST /tokenize`: a text, or a conversation by the chat template."""
-
-    model: Text | None = None
-    prompt: Text | None = None
-    messages: _Messages | None = None
-    add_special_tokens: StrictBool = True
-
-    def check(self) -> None:
-        super().check()
-        if (self.prompt is None) == (self.messages is None):
-            raise ApiError.wrong("give either 'prompt' or 'messages'", "prompt")
+def _turn(message: Message) -> dict[str, str]:
+    if message.content is None:
+        raise ApiError.wrong(f"messages: a message of the {message.role} has no 'content'", "messages")
+    text = message.content
+    if not isinstance(text, str):
+        text = "".join(read(part, TextPart, "messages").text for part in text)
+    turn = {"role": message.role.replace("developer", "system"), "content": text}
+    return turn | ({"name": message.name} if message.name else {})
 
 
-class DetokenizeRequest(_Body):
-    """`POST /detokenize`."""
-
-    model: Text | None = None
-    tokens: Annotated[list[_Token], Field(fail_fast=True)]
-
-
-class SpeedRequest(BaseModel):
+class SpeedRequest(Struct, forbid_unknown_fields=True):
     """`PUT /v1/speed`: what is given is turned, the rest stays."""
-
-    model_config = ConfigDict(extra="forbid")
 
     threshold: _Confidence | None = None
     draft_threshold: _Confidence | None = None

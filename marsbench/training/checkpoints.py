@@ -64,10 +64,7 @@ class Loaded:
     @property
     def mask_id(self) -> int | None:
         """The id of `<|mask|>`, None for a tokenizer without one."""
-        if self.own_tokenizer is None:
-            return None
-        mask: int | None = self.own_tokenizer.mask_token_id
-        return self.own_tokenizer.get_vocab().get("<|mask|>") if mask is None else mask
+        return None if self.own_tokenizer is None else mask_of(self.own_tokenizer)
 
     @property
     def origin(self) -> dict[str, str]:
@@ -83,6 +80,12 @@ class Loaded:
     def shifted(self) -> bool:
         """Whether it was trained to predict masked tokens where the token before them stands."""
         return self.stage is not None and STAGES[self.stage].variant.alignment == "paper"
+
+
+def mask_of(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The id of a tokenizer's mask, None for one without."""
+    mask: int | None = tokenizer.mask_token_id
+    return tokenizer.get_vocab().get("<|mask|>") if mask is None else mask
 
 
 def default_device() -> str:

@@ -16,6 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapter, LowRank, hooked
 from marsbench.forward.draft_head import DraftHead, kind_of_head
+from marsbench.forward.limits import vocabulary_of
 from marsbench.presets import HeadKind
 from marsbench.training.objectives import IGNORED, by_head, mean_over_rows, nll_at
 from marsbench.training.visibility import additive_mask, blocks_of_responses
@@ -28,8 +29,8 @@ class HeadToTrain(nn.ParameterDict):
         super().__init__()
         self._kind = None if kind == "none" else kind_of_head(kind)
         if self._kind is not None:
-            embeddings: Any = model.get_input_embeddings()
-            self.update(self._kind.fresh(embeddings.num_embeddings, embeddings.embedding_dim)._asdict())
+            width = model.config.get_text_config().hidden_size
+            self.update(self._kind.fresh(vocabulary_of(model), width)._asdict())
 
     @property
     def head(self) -> DraftHead | None:

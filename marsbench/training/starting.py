@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.errors import UserError
+from marsbench.forward.limits import vocabulary_of
 from marsbench.progress import Say
 from marsbench.training import checkpoints, data
 from marsbench.training.chat_data import read_chat_data
@@ -40,7 +41,7 @@ def _from_base(base: str, *, grows: bool) -> tuple[PreTrainedTokenizerBase, PreT
     loaded = checkpoints.load(base)
     tokenizer, model = loaded.tokenizer, loaded.model.train()
     prepare_for_chat(tokenizer)
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+    if len(tokenizer) > vocabulary_of(model):
         if not grows:
             raise UserError(
                 "this base has no row left for the mask's embedding, and an adapter leaves the base as it is",

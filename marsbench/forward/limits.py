@@ -1,0 +1,60 @@
+"""What a model can read: the tokens that it has an embedding for, and how many of them at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marsbench.errors import UserError, integer
+
+
+def vocabulary_of(model: Any) -> int:
+    """Rows of a model's embedding: an adapter around it has no `num_embeddings`, a quantised one packs its weight."""
+    embeddings = model.get_input_embeddings()
+    return int(getattr(embeddings, "num_embeddings", None) or embeddings.weight.shape[0])
+
+
+def context_length(model: Any) -> int:
+    """The longest sequence that the model's positions allow, with one set of rotary factors.
+
+    Behind the border of `longrope` another set turns all positions, those that are cached included, and not in one row
+    alone: what a token is would depend on how far its neighbours have come.
+    """
+    config = model.config
+    return min([int(getattr(config, "max_position_embeddings", 1 << 30)), *_borders(config)])
+
+
+def why_no_longer(model: Any) -> str:
+    """A remark on a context that ends before the model's positions do; empty for any other."""
+    return ", up to which one set of its longrope factors holds" if _borders(model.config) else ""
+
+
+def _borders(config: Any) -> list[int]:
+    """Where rotary embeddings go over to other factors; a model may have some for each kind of layer."""
+    whole = getattr(config, "rope_parameters", None) or {}
+    parts = [whole, *(part for part in whole.values() if isinstance(part, dict))]
+    return [int(part["original_max_position_embeddings"]) for part in parts if part.get("rope_type") == "longrope"]
+
+
+def check_ids(model: Any, **ids: int | None) -> None:
+    """Refuse ids that a model has no embedding for, each called as its argument is; None is none at all."""
+    for name, token in ids.items():
+        if token is not None:
+            token_id(
+                token, f"{name} id", vocabulary_of(model), where=type(model).__name__,
+                fix="give the id of a token that the model has an embedding for",
+            )  # fmt: skip
+
+
+def check_masks(model: Any, method: Any) -> None:
+    """Refuse a method whose masks a model, or the draft model of the method, has no embedding for."""
+    mask_id, draft = getattr(method, "mask_id", -1), getattr(method, "draft", None)
+    if mask_id != -1:  # which stands for no masks
+        for reader in (model, *([] if draft is None else [draft])):
+            check_ids(reader, mask=mask_id)
+
+
+def token_id(value: Any, name: str, vocabulary: int, *, where: str = "", fix: str = "give another id") -> int:
+    """The id of a token that a model has a row for, of `vocabulary` rows."""
+    if 0 <= (found := integer(value, name, where=where)) < vocabulary:
+        return found
+    raise UserError(f"{name} {found} lies outside the vocabulary of {vocabulary}", where=where, fix=fix)
