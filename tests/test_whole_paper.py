@@ -23,8 +23,9 @@ from marsbench.findings.cells import columns, latest_cells
 from marsbench.findings.claims import ELSEWHERE, OURS, Claim, Finding, judge_all
 from marsbench.findings.collection import collect
 from marsbench.findings.seeds import pooled
-from marsbench.overview import index, reproduction
+from marsbench.overview import index, reproduction, work
 from marsbench.overview.pages import whole_paper
+from marsbench.overview.work import executor_of
 from marsbench.presets import preset
 from marsbench.racing.sweep import Sweep
 from marsbench.rendering.claims import heading, held_against, sentence, sentences
@@ -485,9 +486,13 @@ def test_what_the_paper_numbers_is_made_by_its_number(
 
     monkeypatch.setattr(Study, "rows", rows)
     monkeypatch.setattr(Sweep, "rows", races)
+    for before in ("trainings", "answers"):
+        monkeypatch.setattr(work, before, lambda *_, **__: [])
+    monkeypatch.setattr(work, "_refusal", lambda *_: None)
     assert {item.key: study.key for study in studies().values() for item in study.holds} == HELD_BY
-    written = reproduction.reproduce_page(name, Run(preset("micro"), Workspace(tmp_path, "micro")))
-    assert made == [page] and written == tmp_path / "reports" / "micro" / f"{page}.md"
+    run = Run(preset("micro"), Workspace(tmp_path, "micro"))
+    written = reproduction.reproduce_page(name, run, executor_of(run, jobs=1))
+    assert {*made} == {page} and written == tmp_path / "reports" / "micro" / f"{page}.md"
 
 
 def test_quick_belongs_to_the_sweep(tmp_path: Path) -> None:

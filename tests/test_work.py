@@ -22,11 +22,13 @@ from typer.testing import CliRunner
 
 from marsbench.cli import app
 from marsbench.errors import UserError
+from marsbench.executors import local
 from marsbench.executors.display import Display
 from marsbench.executors.local import Local
 from marsbench.executors.tasks import Ended, Executor, Order, Task, log_of, perform, read_state
+from marsbench.line import Line
 from marsbench.overview import PRELOAD, reproduction
-from marsbench.overview.work import PageTask, carry_out, executor_of, refuses, tasks_of
+from marsbench.overview.work import PageTask, carry_out, executor_of, tasks_of
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset
 from marsbench.progress import Reporter, Step
@@ -35,11 +37,12 @@ from marsbench.rows.store import BorrowedStore, RowStore, read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running import graph
 from marsbench.running.cells import Cells
+from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.graph import AnswerTask, Known, Made, RunTask, TrainTask, settings_of
 from marsbench.running.run import Run
 from marsbench.studies import studies, study_of
-from marsbench.training import checkpoints
-from marsbench.training.stages import recipe
+from marsbench.training import checkpoints, records
+from marsbench.training.stages import Recipe, recipe
 
 TIMES = ("seconds", "provenance")  # of a row; what may differ from run to run
 PARENTS = {"base": None, "sft": "base", "draft": None, "mars": "sft", "medusa": "sft", "longer": "base"}
@@ -384,7 +387,7 @@ def test_a_page_made_of_pieces_is_the_page(
 
     def rows_by(executor: Executor | None, folder: Path) -> list[dict[str, object]]:
         run = run_in(folder, micro_checkpoints, benchmarks=("mini_gsm8k",), limit=4)
-        page = reproduction.reproduce_page("table4", run, executor=executor)
+        page = reproduction.reproduce_page("table4", run, executor or local.Here(run.workspace.logs, run.reporter))
         assert page is not None and page.exists()
         rows = read_rows(run.workspace.results("table4"))
         assert {type(row) for row in rows} == {EvaluationRow, TrainingRow}
@@ -402,16 +405,14 @@ def test_a_page_made_of_pieces_is_the_page(
     monkeypatch.setattr(Cells, "_measure", None)  # nothing is left to measure, nor to start
     again = Here(tmp_path / "logs")
     run = Run(preset("micro"), Workspace(tmp_path / "pieces", "micro"), benchmarks=("mini_gsm8k",), limit=4)
-    reproduction.reproduce_page("table4", run, executor=again)
+    reproduction.reproduce_page("table4", run, again)
     assert again.done == ["table4"]
 
 
 def test_processes_make_what_one_makes(tmp_path: Path, micro_checkpoints: Path) -> None:
     """Guards against checkpoints of other weights, under other names or without their rows."""
     run = run_in(tmp_path, None, benchmarks=("mini_bbh",), limit=2)
-    executor = executor_of(run, jobs=2)
-    assert executor is not None
-    made = carry_out([study_of("table9")], run, executor)
+    made = carry_out([study_of("table9")], run, executor_of(run, jobs=2))
     rows = made["table9"]
     assert isinstance(rows, list) and all(row.status == "done" for row in rows)
     for stage in ("base", "ar_sft", "mars"):
@@ -444,7 +445,7 @@ def test_shards_by_processes_make_the_row_of_the_whole(tmp_path: Path, micro_che
     run = run_in(tmp_path / "parts", micro_checkpoints, **asked)
     for part in ((1, 2), (2, 2), (1, 1)):
         here = Here(tmp_path)
-        page = reproduction.reproduce_page("table9", replace(run, shard=part), executor=here)
+        page = reproduction.reproduce_page("table9", replace(run, shard=part), here)
         assert (page is None) == (part != (1, 1)) == ("table9" not in here.done)
         assert part == (1, 1) or not [*run.workspace.results("table9").parent.glob("*")]
     found = read_rows(run.workspace.results("table9"))
@@ -469,7 +470,7 @@ def test_a_bad_checkpoint_fails_its_cells_and_nothing_else(tmp_path: Path, micro
     blocked = run.workspace.checkpoint(recipe(run.scale, "mars", block_size=8))
     blocked.with_name(f"{blocked.name}.partial").write_text("in the way")
     here = Here(tmp_path / "logs")
-    page = reproduction.reproduce_page("table4", run, executor=here)
+    page = reproduction.reproduce_page("table4", run, here)
     rows = [row for row in read_rows(run.workspace.results("table4")) if isinstance(row, EvaluationRow)]
     status = {(row.stage, row.options.get("block_size")): (row.status, row.reason) for row in rows}
     assert status["ar_sft", None][0] == "done" and status["mars", 16][0] == "done"
@@ -513,12 +514,32 @@ def test_nothing_is_trained_for_a_page_that_refuses(
     assert not (tmp_path / "runs" / "micro" / "checkpoints").exists()
 
 
-def test_who_makes_again_does_it_here(tmp_path: Path) -> None:
-    """Guards against processes that each make the same thing again."""
-    run = run_in(tmp_path, None)
-    assert executor_of(run, jobs=2) is not None and executor_of(run, jobs=1) is None
-    assert executor_of(replace(run, existing="rerun"), jobs=2) is None
-    assert refuses(study_of("table8"), replace(run, benchmarks=("mini_bbh",)), quick=False)
+def test_who_makes_again_does_it_here_and_once(
+    tmp_path: Path, micro_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against processes, or tasks, that each make the same thing again, and a child of an older parent."""
+    run = run_in(tmp_path, micro_checkpoints, benchmarks=("mini_gsm8k",), limit=2)
+    assert isinstance(executor_of(run, jobs=2), local.Local) and isinstance(executor_of(run, jobs=1), local.Here)
+    carry_out([study_of("table9")], run, executor_of(run, jobs=1))
+    trained, measured, measure_one = list[str](), list[str](), Cells._measure
+
+    def train_again(self: Checkpoints, chosen: Recipe, folder: Path) -> Any:
+        trained.append(chosen.stage)
+        shutil.copytree(micro_checkpoints / chosen.name, folder)
+        return records.finished(folder)
+
+    def measure_again(self: Cells, line: Line, *more: Any) -> Any:
+        measured.append(line.name)
+        return measure_one(self, line, *more)
+
+    monkeypatch.setattr(Checkpoints, "_train_now", train_again)
+    monkeypatch.setattr(Cells, "_measure", measure_again)
+    again = replace(run, existing="rerun", renewed=set())
+    carry_out([study_of("table9")], again, executor_of(again, jobs=2))
+    assert trained == ["base", "ar_sft", "mars"]
+    assert sorted(measured) == sorted(line.name for line in study_of("table9").plan.lines)  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="exists already"):
+        carry_out([study_of("table9")], replace(run, existing="fail", renewed=set()), executor_of(again))
 
 
 # ---- what it takes --------------------------------------------------------------------------------------------------

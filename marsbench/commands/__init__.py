@@ -15,6 +15,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     # Is this machine ready, and what is there?
     "doctor": looking.doctor,
     "gpu-check": looking.gpu_check,
+    "gpu-window": looking.gpu_window,
     "list": looking.list_,
     # The paper's tables.
     "plan": reproducing.plan,

@@ -102,11 +102,11 @@ def reproduce(
 
     executor = executor_of(run, jobs=jobs, cluster=cluster)
     if what == "all":
-        reproduce_all(run, quick=quick, executor=executor, gpus=gpus_per_training)
+        reproduce_all(run, executor, quick=quick, gpus=gpus_per_training)
         index = whole_paper_folder(start.output, start.scale) / "index.md"
         typer.echo(f"the pages: {run.workspace.reports}\nthe index: {index}")
         return
-    page = reproduce_page(what, run, quick=quick, executor=executor, gpus=gpus_per_training)
+    page = reproduce_page(what, run, executor, quick=quick, gpus=gpus_per_training)
     if page is None:
         typer.echo(f"answered part {start.shard}; when all parts are, the same command without --shard writes the page")
         return

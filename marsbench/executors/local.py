@@ -1,4 +1,4 @@
-"""Processes on this machine, a core or a GPU each, on the standard library's pool.
+"""This process alone, or several on this machine, a core or a GPU each, on the standard library's pool.
 
 Every worker is a pool of one process, so that a lost process loses one task. On Linux all are forked off a process that
 has imported what is heavy.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -18,7 +19,9 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from threading import Thread
 
-from marsbench.executors.tasks import LOOK_S, Ended, Executor, Task, perform
+from marsbench.errors import UserError
+from marsbench.executors.tasks import LOOK_S, Ended, Executor, Task, ended_by, perform
+from marsbench.progress import Reporter
 
 
 class Local(Executor):
@@ -79,6 +82,32 @@ class Local(Executor):
             if lane != _ALONE:
                 self._idle.append(lane)
             found.append((task, None if lost else future.result()))
+        return found
+
+
+class Here(Executor):
+    """This process, which does one task after another and says on the terminal what it does; a bug ends them all."""
+
+    workers = tries = 1
+
+    def __init__(self, logs: Path, reporter: Reporter) -> None:
+        self.logs, self._reporter, self._over = logs, reporter, list[tuple[Task, Ended | None]]()
+
+    def start(self, task: Task, made: Sequence[object]) -> bool:
+        """Carry out a task, after the end of the last one was heard of."""
+        if self._over:
+            return False
+        started = time.perf_counter()
+        try:
+            ended = Ended(task.name, task.run(made, self._reporter), None, "", time.perf_counter() - started)
+        except UserError as error:
+            ended = ended_by(task, error, seconds=time.perf_counter() - started)
+        self._over.append((task, ended))
+        return True
+
+    def ended(self, held_back: Sequence[Task]) -> list[tuple[Task, Ended | None]]:
+        """What has ended."""
+        found, self._over = self._over, []
         return found
 
 

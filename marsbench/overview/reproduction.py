@@ -23,19 +23,17 @@ from marsbench.studies import studies_of_paper, study_of
 from marsbench.studies.study import Study
 
 
-def reproduce_page(
-    name: str, run: Run, *, quick: bool = False, executor: Executor | None = None, gpus: int = 1
-) -> Path | None:
+def reproduce_page(name: str, run: Run, executor: Executor, *, quick: bool = False, gpus: int = 1) -> Path | None:
     """Measure what a page lacks and write it, with its rows; None where only a part of the questions was answered.
 
-    Without an executor this process does everything; one gives each training so many GPUs.
+    The executor gives each training so many GPUs.
 
     Raises:
         UserError: if there is no page of that name.
     """
     study = study_of(name)
     made = carry_out([study], run, executor, quick=quick, gpus=gpus)
-    return _write_page(study, run, made.get(study.key), quick=quick)
+    return _write_page(study, run, made[study.key], quick=quick)
 
 
 def reproduce_sweep(study: Study, run: Run, grid: Grid, label: str = "") -> Path:
@@ -49,7 +47,7 @@ def _named(run: Run, label: str) -> Workspace:
     return replace(run.workspace, variant="-".join(filter(None, names)))
 
 
-def reproduce_all(run: Run, *, quick: bool = False, executor: Executor | None = None, gpus: int = 1) -> None:
+def reproduce_all(run: Run, executor: Executor, *, quick: bool = False, gpus: int = 1) -> None:
     """Every page of the paper in turn, then those on the whole of it; see `reproduce_page`.
 
     Raises:
@@ -61,7 +59,7 @@ def reproduce_all(run: Run, *, quick: bool = False, executor: Executor | None = 
     for number, study in enumerate(wanted, 1):
         run.reporter.say(f"page {number} of {len(wanted)}: {study.key}")
         try:
-            _write_page(study, run, made.get(study.key), quick=quick)
+            _write_page(study, run, made[study.key], quick=quick)
         except UserError as error:
             run.reporter.say(escape(f"{study.key}: {error}"))
             failed[study.key] = error
@@ -75,17 +73,16 @@ def reproduce_all(run: Run, *, quick: bool = False, executor: Executor | None = 
         )
 
 
-def _write_page(study: Study, run: Run, made: list[Row] | UserError | None, *, quick: bool) -> Path | None:
-    """Write a page of rows that somebody has made, or that are measured here and now (None)."""
+def _write_page(study: Study, run: Run, made: list[Row] | UserError, *, quick: bool) -> Path | None:
+    """Write a page of the rows that were made for it; an error says why there are none."""
     if isinstance(made, UserError):
         raise made
     if study.grid is not None:
-        grid, label = study.grid(run.scale, quick), "quick" if quick else ""
-        return reproduce_sweep(study, run, grid, label) if made is None else _publish(study, made, _named(run, label))
-    rows, workspace = study.rows(run) if made is None else made, run.workspace
+        return _publish(study, made, _named(run, "quick" if quick else ""))
+    workspace = run.workspace
     if study.plan and study.plan.apart:  # its seed is the only one it has
         workspace = replace(workspace, variant=workspace.variant.removesuffix(f"seed{run.seed}").rstrip("-"))
-    return _publish(study, rows, workspace) if run.is_whole else None
+    return _publish(study, made, workspace) if run.is_whole else None
 
 
 def _publish(study: Study, rows: Sequence[Row], workspace: Workspace) -> Path:

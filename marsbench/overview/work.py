@@ -6,13 +6,16 @@ A plan, one shard, processes of this machine and a cluster all read that list.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
+
 from marsbench.errors import UserError
 from marsbench.executors.display import Display
+from marsbench.executors.local import Here
 from marsbench.executors.tasks import Ended, Executor
 from marsbench.overview import PRELOAD
 from marsbench.presets import Preset
@@ -95,7 +98,8 @@ class FromRun(Known):
         self._run, self._cells, self._checkpoints = run, Cells(run), Checkpoints(run)
 
     def is_trained(self, trained: TrainedStage) -> bool:
-        return self._checkpoints.record(trained) is not None
+        """Whether it may be taken as it is."""
+        return self._run.existing == "reuse" and self._checkpoints.record(trained) is not None
 
     def asked(self, plan: TablePlan) -> list[str]:
         return self._run.asked(plan)
@@ -111,24 +115,25 @@ class FromRun(Known):
 
 
 def carry_out(
-    wanted: Sequence[Study], run: Run, executor: Executor | None, *, quick: bool = False, gpus: int = 1
+    wanted: Sequence[Study], run: Run, executor: Executor, *, quick: bool = False, gpus: int = 1
 ) -> dict[str, list[Row] | UserError]:
     """Do all that some studies lack, and write its rows as they come.
 
-    Without an executor nothing is done here: each page is measured when it is written.
-
     Returns:
-        Key of each study -> all rows of its page, or why there are none; without those that refuse at once, and will
-        say so when their page is to be written. A shard scores no answers.
+        Key of each study -> all rows of its page, or why there are none. A shard scores no answers.
     """
-    wanted = [study for study in wanted if executor is not None and not refuses(study, run, quick=quick)]
-    if executor is None or not wanted:
-        return {}
-    how: dict[str, Any] = {"workers": executor.workers, "quick": quick, "gpus": gpus, "shard": run.shard}
-    planned, settings = tasks_of(wanted, run.scale, FromRun(run), **how), settings_of(run)
+    refused = {study.key: said for study in wanted if (said := _refusal(study, run, quick)) is not None}
+    wanted = [study for study in wanted if study.key not in refused]
+    if not wanted:
+        return refused
+    alone = isinstance(executor, Here)  # and says itself what it does
+    how: dict[str, Any] = {"workers": 0 if alone else executor.workers, "quick": quick, "gpus": gpus}
+    planned, settings = tasks_of(wanted, run.scale, FromRun(run), **how, shard=run.shard), settings_of(run)
     tasks = [replace(task, settings=settings) for task in planned]
+    of_pages = [task for task in tasks if isinstance(task, PageTask)]
     written, made = set[str](), dict[str, Ended]()
-    with closing(executor.run(tasks)) as running, Display(run.reporter, tasks, run.workspace.logs) as display:
+    display = nullcontext() if alone else Display(run.reporter, tasks, run.workspace.logs)
+    with closing(executor.run(tasks)) as running, display as shown:
         for ended in running:
             made[ended.name] = ended
             for row in ended.value.rows:  # who was lost at the last moment, or shares a cell, hands them over again
@@ -137,9 +142,14 @@ def carry_out(
                 written.add(row.key)
             if ended.error is None:
                 RowStore(run.workspace.journal(ended.name)).remove()
-            display.end(ended)
-    of_pages = [task for task in tasks if isinstance(task, PageTask)]
-    return {study.key: _page([made[task.name] for task in of_pages if task.study == study.key]) for study in wanted}
+            if ended.error is not None and run.existing == "fail":
+                raise ended.error
+            if shown is not None:
+                shown.end(ended)
+            elif ended.error is not None and ended.name not in {page.name for page in of_pages}:
+                run.reporter.say(escape(str(ended.error)))
+    pages = {study.key: _page([made[task.name] for task in of_pages if task.study == study.key]) for study in wanted}
+    return refused | pages
 
 
 def _page(parts: Sequence[Ended]) -> list[Row] | UserError:
@@ -151,17 +161,17 @@ def _page(parts: Sequence[Ended]) -> list[Row] | UserError:
     return rows if len(parts) == 1 else list({row.key: row for row in rows}.values())
 
 
-def refuses(study: Study, run: Run, *, quick: bool) -> bool:
-    """Whether a study will say at once that it cannot be measured, so that nothing is trained for it in vain."""
+def _refusal(study: Study, run: Run, quick: bool) -> list[Row] | UserError | None:
+    """What a study that cannot be measured says at once, so that nothing is trained for it in vain; else None."""
     from marsbench.racing.sweep import Sweep
     from marsbench.running.cells import Table
 
     try:
         if study.grid is not None:
             Sweep(run, study.grid(run.scale, quick))
-        return study.cells is not None and not Table(run, study.cells).can_ask
-    except UserError:
-        return True
+        return study.rows(run) if study.cells is not None and not Table(run, study.cells).can_ask else None
+    except UserError as error:
+        return error
 
 
 def default_jobs(scale: Preset) -> int:
@@ -173,14 +183,11 @@ def default_jobs(scale: Preset) -> int:
     return min(torch.get_num_threads(), _MOST) if scale.world else 1
 
 
-def executor_of(run: Run, *, jobs: int | None = None, cluster: str | None = None) -> Executor | None:
-    """Who carries out the work of a run; None where it is better off in this process alone.
-
-    That is where one process is all, and where it makes again what is there: each process would make it again.
-    """
+def executor_of(run: Run, *, jobs: int | None = None, cluster: str | None = None) -> Executor:
+    """Who carries out the work of a run: this process where it makes again what is there, as each would."""
     jobs = jobs or default_jobs(run.scale)
     alone = cluster is None and (jobs == 1 or run.existing != "reuse")
-    return None if alone else executor_at(run.workspace.logs, jobs, cluster)
+    return Here(run.workspace.logs, run.reporter) if alone else executor_at(run.workspace.logs, jobs, cluster)
 
 
 def executor_at(logs: Path, jobs: int, cluster: str | None = None) -> Executor:

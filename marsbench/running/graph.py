@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _LEAST_S = 60.0  # of answering; less is not worth a task of its own
 _PER_WORKER = 4  # tasks of answering for each worker, so that none has to wait long for the last one
-_OF_EACH = ("reporter", "borrowed", "failures")  # what every process has of its own, of a run
+_OF_EACH = ("reporter", "borrowed", "failures", "renewed")  # what every process has of its own, of a run
 
 
 # ---- the kinds of tasks ---------------------------------------------------------------------------------------------
@@ -46,6 +46,7 @@ class Made:
     failures: Mapping[str, str] = field(default_factory=dict)  # what it could not make -> why (`Run.failures`)
     page: tuple[Row, ...] = ()  # all rows of a page, or of one of its races
     trained: TrainedStage | None = None  # the checkpoint that is there now
+    renewed: frozenset[str] = frozenset()  # keys made so far (`Run.renewed`)
 
 
 def settings_of(run: Run) -> dict[str, Any]:
@@ -82,11 +83,12 @@ class RunTask(Task):
         failures = {place: why for result in found for place, why in result.failures.items()}
         workspace = self.settings["workspace"]
         store = BorrowedStore(workspace.row_file, rows, journal=RowStore(workspace.journal(self.name)))
-        run = Run(**self.settings, reporter=reporter, borrowed=store, failures=failures)
+        renewed = {key for result in found for key in result.renewed}
+        run = Run(**self.settings, reporter=reporter, borrowed=store, failures=failures, renewed=renewed)
         with full_disk_explained(run.workspace.runs):
             Checkpoints(run).await_visible([result.trained for result in found if result.trained])
             done = self.do(run)
-        return replace(done, rows=tuple(store.added.values()))
+        return replace(done, rows=tuple(store.added.values()), renewed=frozenset(run.renewed))
 
     @abstractmethod
     def do(self, run: Run) -> Made:
@@ -151,6 +153,8 @@ class AnswerTask(RunTask):
             try:
                 cells.cell(asked, loaded, draft)
             except UserError as error:
+                if run.existing == "fail":
+                    raise
                 run.reporter.say(str(error))
                 failures[asked.place] = error.reason
             except Exception as error:
@@ -218,7 +222,7 @@ def answers(
     """What is to be answered: tasks of about the same size, each of one checkpoint, after what trains that.
 
     Several small cells make a task; a cell that is larger than a task should be is answered in parts, unless but one
-    shard of all questions is to be answered.
+    shard of all questions is to be answered, or there is no more than this process (0 workers).
     """
     seconds, groups = dict[str, float](), defaultdict[Any, list[Asked]](list)
     for asked in wanted:
@@ -226,7 +230,7 @@ def answers(
             tokens = questions * benchmark_of(asked.benchmark).answer_limit(scale.max_new_tokens)
             seconds[asked.place] = decoding_s(tokens, scale) / shard[1]
             groups[asked.line.trained, asked.line.draft].append(asked)
-    size = max(_LEAST_S, sum(seconds.values()) / (_PER_WORKER * workers))
+    size = max(_LEAST_S, sum(seconds.values()) / (_PER_WORKER * workers)) if workers else math.inf
     numbers, found = Counter[TrainedStage](), list[AnswerTask]()
     for some, parts in (piece for group in groups.values() for piece in _in_pieces(group, seconds, size)):
         line, whole = some[0].line, sum(seconds[asked.place] for asked in some)

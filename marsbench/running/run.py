@@ -48,11 +48,11 @@ class Run:
     reporter: Reporter = field(default_factory=Reporter)
     borrowed: BorrowedStore | None = None  # where its rows go if another process writes them
     failures: Mapping[str, str] = field(default_factory=dict)  # what another process has failed at -> why (`places`)
+    renewed: set[str] = field(default_factory=set)  # keys made in this run, which `rerun` must not make twice
 
     def __post_init__(self) -> None:
         self.workspace.check_writable()
         self.store: RowStore = self.borrowed or RowStore(self.workspace.row_file)
-        self.renewed: set[str] = set()  # keys made in this run, which `rerun` must not make twice
         self._exams: dict[tuple[str, int | None], Exam] = {}
 
     # ---- what it asks ----

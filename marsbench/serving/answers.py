@@ -14,6 +14,7 @@ from contextlib import ExitStack, aclosing
 from itertools import chain, zip_longest
 from typing import Any, TypeVar
 
+from marsbench.decoding.generation import seed_of
 from marsbench.serving.desk import Desk, Stream
 from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Piece, Ready, Wishes
 from marsbench.serving.text import Vocabulary, Writer
@@ -126,7 +127,7 @@ class Answers:
                 found.append(Job(
                     ids, most, id=next(self.desk.numbers), wishes=self._wishes(body),
                     temperature=self.settings.temperature if body.temperature is None else body.temperature,
-                    seed=(seed + number + 2**63) % 2**64 - 2**63, top_k=max(0, body.top_k or 0),
+                    seed=seed_of(seed, number), top_k=max(0, body.top_k or 0),
                     top_p=1.0 if body.top_p is None else body.top_p, min_p=body.min_p or 0.0,
                     ignore_eos=body.ignore_eos, best=body.best, streamed=bool(body.stream), arrived=arrived,
                 ))  # fmt: skip
