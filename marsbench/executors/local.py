@@ -105,7 +105,7 @@ class Here(Executor):
         self._over.append((task, ended))
         return True
 
-    def ended(self, held_back: Sequence[Task]) -> list[tuple[Task, Ended | None]]:
+    def ended(self) -> list[tuple[Task, Ended | None]]:
         """What has ended."""
         found, self._over = self._over, []
         return found
