@@ -250,15 +250,24 @@ def test_prompts_come_in_many_forms(tmp_path: Path) -> None:
     assert read_prompts(file, "question") == [[user]]
 
 
+CALLED = [{"role": "user", "content": "What time is it?"}, {"role": "assistant", "content": "", "tool_calls": [{}]}]
 BAD = {
     "no column": ({"question": "One?", "answer": "1"}, "--column which one holds the prompts: question, answer"),
-    "no object": (["One?"], "not a JSON object"),
+    "no object": (["One?"], "not a prompt"),
     "no text": ({"prompt": 7}, "prompt is neither a text nor a list of turns"),
     "nothing asked": ({"messages": [{"role": "assistant", "content": "4"}]}, "asks nothing"),
     "only a system prompt": ({"messages": [{"role": "system", "content": "Be brief."}]}, "asks nothing"),
     "empty": ({"prompt": " "}, "asks nothing"),
     "no such role": ({"messages": [{"role": "human", "content": "One?"}]}, "turn 1 of messages has the unknown role"),
     "no content": ({"messages": [{"role": "user", "content": None}]}, "turn 1 of messages has no content"),
+    "calls of tools": (
+        {"messages": [*CALLED, {"role": "tool", "content": "12:00"}]},
+        "turn 2 of messages has tool_calls",
+    ),
+    "an empty answer": (
+        {"messages": [CALLED[0], {"role": "assistant", "content": ""}, CALLED[0]]},
+        "turn 2 of messages",
+    ),
 }
 
 

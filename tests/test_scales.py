@@ -20,6 +20,8 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from click.testing import Result
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -47,7 +49,7 @@ from marsbench.running.run import Run
 from marsbench.studies import plan_of, plans
 from marsbench.studies.lines import BLOCK_SIZES, HEADED_MARS, MARS_STAGES
 from marsbench.training import checkpoints, records
-from marsbench.training.chat_data import read_chat_data, segments
+from marsbench.training.chat_data import read_chat_data, segments, text_turns
 from marsbench.training.data import in_batches, shuffled_passes
 from marsbench.training.stages import STAGES, lineage, recipe
 from marsbench.training.tokenizer import CHAT_TEMPLATE, prepare_for_chat
@@ -210,15 +212,33 @@ def test_long_conversations_lose_their_end(chat_tokenizer: PreTrainedTokenizerFa
 
 
 BAD_DATA = {
-    "another column": (b'{"text": "hello"}\n', "line 1", "no column messages"),
+    "another column": (b'{"text": "hello"}\n', "line 1", "messages: Field required"),
     "empty": (b"", "chat.jsonl", "empty"),
     "Latin-1": (b'{"messages": [{"role": "user", "content": "caf\xe9"}]}\n', "line 1", "not UTF-8"),
-    "cut short": (json.dumps({"messages": TALK}).encode() + b'\n{"messages": [{"ro', "line 2", "not a line of JSON"),
+    "cut short": (json.dumps({"messages": TALK}).encode() + b'\n{"messages": [{"ro', "line 2", "Invalid JSON"),
     "no role": (b'{"messages": [{"content": "hello"}]}\n', "line 1", "message 1 has no role"),
     "no content": (b'{"messages": [{"role": "user", "content": null}]}\n', "line 1", "message 1 has no content"),
     "unknown role": (b'{"messages": [{"role": "oracle", "content": "42"}]}\n', "line 1", "unknown role 'oracle'"),
+    "half a surrogate pair": (b'{"messages": [{"role": "user", "content": "\\ud83d"}]}\n', "line 1", "hex escape"),
+    "a list of parts": (b'{"messages": [{"role": "user", "content": [{"type": "text"}]}]}\n', "line 1", "no content"),
     "no turns": (b'{"messages": "hello"}\n', "line 1", "not a list"),
 }
+
+
+@given(
+    beside=st.dictionaries(
+        st.sampled_from(["tool_calls", "function_call", "reasoning_content"]), st.just([{"name": "f"}])
+    ),
+    content=st.sampled_from(["", " \n", "Let me see."]),
+)
+def test_an_answer_is_learned_whole_or_refused(beside: dict[str, Any], content: str) -> None:
+    """Guards against a model that is taught to say nothing where a turn calls a tool, or half of what a turn holds."""
+    turns = [TALK[1], {"role": "assistant", "content": content, "audio": None, **beside}]
+    if beside or not content.strip():
+        with pytest.raises(ValueError, match="message 2 "):
+            text_turns(turns)
+    else:
+        assert text_turns(turns)[1] == {"role": "assistant", "content": content}
 
 
 @pytest.mark.parametrize("mistake", BAD_DATA)

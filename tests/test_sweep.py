@@ -364,7 +364,8 @@ def test_mini_races_both_forms_of_what_may_win() -> None:
     compiled = [one for one in grid.contenders if one.compiled]
     assert {one.method for one in compiled} == {"ar", "mars", "mars-verified", "prompt-lookup"}
     for one in compiled:
-        assert replace(one, name=one.name.removesuffix(", compiled"), compiled=False) in eager
+        plain = one.name.removesuffix(", compiled")
+        assert replace(one, name=plain, label=plain, compiled=False) in eager
     assert read_grid(shipped_grid("mini"), quick=True).contenders == tuple(eager), "quick compiles nothing"
 
 
@@ -375,7 +376,8 @@ def test_grids_for_gpus_race_what_is_recorded_in_at_most_eight_hours(scale: str)
     assert grid.seconds(preset(scale)) < 8 * 3600
     eager = [one for one in grid.contenders if not one.compiled]
     for one in (compiled := [one for one in grid.contenders if one.compiled]):
-        assert replace(one, name=one.name.removesuffix(", compiled"), compiled=False) in eager
+        plain = one.name.removesuffix(", compiled")
+        assert replace(one, name=plain, label=plain, compiled=False) in eager
     assert {one.method for one in compiled} == {"ar", "mars", "mars-verified", "prompt-lookup"}
     assert grid.backend is None, "that of the device: graphs of eager operations on CUDA"
     quick = read_grid(shipped_grid(scale), quick=True)
@@ -439,32 +441,69 @@ def broken(**changes: Any) -> dict[str, Any]:
     return {**SMALL, **changes}
 
 
-@pytest.mark.parametrize(
-    ("grid", "message"),
-    [
-        ([], "a list of contenders"),
-        (broken(contender=1), "unknown setting 'contender'"),
-        (broken(prompts=0), "whole numbers"),
-        (broken(batch_sizes=[1.5]), "whole numbers"),
-        ({name: value for name, value in SMALL.items() if name != "repeats"}, "repeats"),
-        (broken(contenders=[{"method": "ar"}]), "contender 1"),
-        (broken(contenders=[{"method": "warp", "stage": "mars"}]), "unknown method 'warp'"),
-        (broken(contenders=[{"method": "ar", "stage": "moon"}]), "unknown stage 'moon'"),
-        (broken(contenders=[{"method": "ar", "stage": "mars", "speed": 9}]), "unknown setting 'speed'"),
-        (broken(contenders=[{"method": "ar", "stage": "mars", "threshold": 0.9}]), "cannot take threshold"),
-        (broken(contenders=[{"method": "mars", "stage": "mars", "block_size": 0}]), "block size 0"),
-        (broken(contenders=SMALL["contenders"][:1] * 2), "two contenders are called 'ar'"),
-        (broken(contenders=SMALL["contenders"][1:]), "no contender is called 'ar'"),
-        (broken(dtype="int9"), "unknown dtype"),
-        (broken(backend="magic"), "unknown backend"),
-    ],
-)
+BAD_GRIDS: list[tuple[Any, str]] = [
+    ([], "this is no grid: .*object"),
+    (broken(contender=1), "contender: Extra"),
+    (broken(contenders=5), "contenders: .*array"),
+    ({name: value for name, value in SMALL.items() if name != "repeats"}, "repeats: .*required"),
+    (broken(dtype="int9"), "dtype: "),
+    (broken(backend="magic"), "backend: "),
+    (broken(quick={"prompts": 0}), "prompts: (.|\n)*quick"),
+    (broken(contenders=[{"method": "ar"}]), "contender 1"),
+    (broken(contenders=SMALL["contenders"][:1] * 2), "two contenders are called 'ar'"),
+    (broken(contenders=SMALL["contenders"][1:]), "no contender is called 'ar'"),
+]
+BAD_CONTENDERS: list[tuple[dict[str, Any], str]] = [
+    ({"method": "warp"}, "unknown method 'warp'"),
+    ({"method": ["ar", 5]}, "method: "),
+    ({"stage": "moon"}, "unknown stage 'moon'"),
+    ({"draft": "moon"}, "unknown stage 'moon'"),
+    ({"speed": 9}, "speed: Extra"),
+    ({"method": "ar", "threshold": 0.9}, "cannot take threshold"),
+    ({"threshold": []}, "the list of threshold is empty"),
+    ({"threshold": [0.9, "often"]}, "threshold: "),
+    ({"threshold": True}, "threshold: "),
+    ({"threshold": float("nan")}, "threshold"),
+    ({"threshold": 1.5}, "threshold"),
+    ({"block_size": 0}, "block size 0"),
+    ({"block_size": [4, "five"]}, "block size 'five'"),
+    ({"name": 5}, "name: "),
+    ({"compiled": "yes"}, "compiled: "),
+    ({"trained_block_size": -4}, "trained_block_size: "),
+]
+
+
+@pytest.mark.parametrize(("grid", "message"), BAD_GRIDS)
 def test_a_bad_grid_is_named(grid: Any, message: str, tmp_path: Path) -> None:
     """Guards against a traceback, or hours of racing before a misspelt setting is seen."""
     file = tmp_path / "grid.yaml"
     file.write_text(yaml.safe_dump(grid, sort_keys=False))
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as raised:
         read_grid(file)
+    assert raised.value.where.startswith(str(file)) and raised.value.fix
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD_CONTENDERS)
+def test_a_bad_contender_is_named(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """Guards against a contender that vanishes, or decodes by another setting than its line says."""
+    entry = {"method": "mars", "stage": "mars", **settings}
+    test_a_bad_grid_is_named(
+        broken(contenders=[*SMALL["contenders"][:1], entry]), f"{message}(.|\n)*contender 2", tmp_path
+    )
+
+
+NO_COUNT: list[Any] = [0, -90, 1.5, True, "90", None, [90], {}, float("nan"), 10**30]
+
+
+@pytest.mark.parametrize("value", NO_COUNT, ids=str)
+@pytest.mark.parametrize("name", ["prompts", "repeats", "max_new_tokens", "timeout_s", "batch_sizes", "positions"])
+def test_what_is_no_count_is_named(name: str, value: Any, tmp_path: Path) -> None:
+    """Guards against "At most -90 tokens" on a page, and against tracebacks of numbers that are texts or lists."""
+    fine = {"max_new_tokens": [None], "timeout_s": [1.5, 10**30], "positions": [0]}
+    if value in fine.get(name, []) and value is not True:
+        return
+    wrong = [8, value] if name == "batch_sizes" else value
+    test_a_bad_grid_is_named(broken(**{name: wrong}), f"{name}(.[0-9])?: ", tmp_path)
 
 
 def test_prompts_that_cannot_be_shared_are_refused_at_once(tmp_path: Path) -> None:
@@ -478,8 +517,12 @@ def test_prompts_that_cannot_be_shared_are_refused_at_once(tmp_path: Path) -> No
 
 def test_a_grid_that_is_no_yaml_is_named(tmp_path: Path) -> None:
     """Guards against a traceback of the YAML library."""
-    (tmp_path / "grid.yaml").write_text("a: [")
-    for file in (tmp_path / "grid.yaml", tmp_path / "none.yaml"):
+    texts = ["a: [", "a: " + "[" * 5000, f"prompts: {'1' * 5000}", "\N{CJK UNIFIED IDEOGRAPH-9021}".encode("utf-16")]
+    for text in [*texts, "a: &a [*a]", "5", "", None]:
+        file = tmp_path / "grid.yaml"
+        file.unlink(missing_ok=True)
+        if text is not None:
+            file.write_bytes(text if isinstance(text, bytes) else text.encode())
         with pytest.raises(UserError, match=str(file)):
             read_grid(file)
 

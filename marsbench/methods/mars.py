@@ -78,9 +78,12 @@ class MarsBlockCache(Mars):
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The leading candidates of the block whose confidence passes."""
         block_end = self._block_end(rows)
-        ids, position, chosen, advance, _, in_order = super().accept(rows, window, answer)
-        chosen, advance = chosen & (position < block_end.unsqueeze(1)), torch.minimum(advance, block_end - rows.length)
-        return Accepted(ids, position, chosen, advance, block_end - self.cache_block - rows.cached, in_order)
+        accepted = super().accept(rows, window, answer)
+        return accepted._replace(
+            chosen=accepted.chosen & (accepted.position < block_end.unsqueeze(1)),
+            advance=torch.minimum(accepted.advance, block_end - rows.length),
+            kept=block_end - self.cache_block - rows.cached,
+        )
 
     def _block_end(self, rows: Rows) -> Tensor:
         """Where the block of each row's next token ends, [N]."""
