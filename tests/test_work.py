@@ -75,7 +75,7 @@ def test_every_piece_comes_after_all_that_it_needs(scale: str) -> None:
         if isinstance(task, TrainTask) and task.trained.stage.startswith("mars"):
             assert "training-ar_sft" in before and ("training-base" in before) == (scale == "micro")
         if isinstance(task, AnswerTask):
-            needed = {stage for one in task.cells for stage in (one.arm.trained, one.arm.draft) if stage is not None}
+            needed = {stage for one in task.cells for stage in (one.line.trained, one.line.draft) if stage is not None}
             if scale == "micro":
                 assert {f"training-{stage.slug}" for stage in needed - {("base", None)}} <= before
         if isinstance(task, PageTask) and not task.batch_size and (plan := study_of(task.study).cells) is not None:

@@ -39,4 +39,5 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "decode": decoding.decode,
     # And for others to use.
     "serve": serving.serve,
+    "export": training.export,
 }

@@ -15,6 +15,24 @@ from marsbench.methods import METHODS
 from marsbench.presets import HeadKind
 
 
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="Folder of a MARS checkpoint, or of a gated adapter.")],
+    to: Annotated[
+        str, typer.Option(help="pard: a MARS model as vLLM's parallel draft model; uno: an adapter as one of UNO's.")
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+) -> None:
+    """Write a checkpoint as other engines load it, and print the command that serves it there.
+
+    Its weights stay as they are. A draft head is left out: no other engine reads one.
+    """
+    from marsbench.training import for_engines
+
+    if to not in get_args(for_engines.Engine):
+        raise unknown_name("engine", to, list(get_args(for_engines.Engine)))
+    typer.echo(f"wrote {out}\n{for_engines.export(checkpoint, cast(for_engines.Engine, to), out)}")
+
+
 @decodes("ar", which="How to decode: a lossless one of `marsbench list methods`.")
 @shared.starts("whose", "block_size", "scale", "output")
 def distill(

@@ -18,7 +18,7 @@ from marsbench.decoding.windows import last, linear_window
 from marsbench.forward.limits import vocabulary_of
 from marsbench.forward.window import Answer, Window
 from marsbench.progress import Counted
-from marsbench.racing.position_law import PositionLaw, law_of
+from marsbench.racing.position_law import ACCEPTANCE, WIDEST, PositionLaw, law_of, windows_by_rows
 from marsbench.racing.race import synchronize
 
 _CONTEXT = 64  # tokens of every prompt
@@ -94,6 +94,11 @@ def measured_law(model: Any, rows: int) -> PositionLaw:
     laps = [[_step(model, shape) for shape in shapes] for _ in range(_FEW_REPEATS)]
     rows_of_each, windows = zip(*shapes, strict=True)
     return law_of(rows_of_each, windows, list(zip(*laps, strict=True)))
+
+
+def window_that_pays(model: Any, rows: int, acceptance: float = ACCEPTANCE) -> int:
+    """The window of drafts in a line for so many rows on this machine: what a server's table has; 1 is `ar`."""
+    return windows_by_rows(measured_law(model, rows), rows, WIDEST, (acceptance,))[-1]
 
 
 def _step(model: Any, shape: StepShape) -> float:
