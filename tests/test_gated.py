@@ -37,7 +37,7 @@ from marsbench.training.checkpoints import Loaded, load, with_adapter
 from marsbench.training.data import chat_prompt
 from marsbench.training.gated import GatedAdapter, HeadToTrain, cast_once, gated_loss
 from marsbench.training.objectives import IGNORED, mars_loss
-from marsbench.training.stages import recipe, stage
+from marsbench.training.stages import recipe
 from marsbench.training.trainer import train
 from marsbench.world import test_set as questions_of
 
@@ -527,27 +527,6 @@ def test_a_damaged_head_is_refused(headed: Path, micro_checkpoints: Path, tmp_pa
     (unknown / records.RECORD).write_text(json.dumps(record))
     with pytest.raises(UserError, match="unknown kind of draft head 'tree'"):
         load(base, adapter=unknown)
-
-
-def test_an_adapter_from_before_heads_loads(made: Path, tmp_path: Path) -> None:
-    """Guards against a record without the field, and against keys that have moved."""
-    old = copied(made, tmp_path / "old")
-    record = json.loads((old / records.RECORD).read_text())
-    del record["recipe"]["head"]
-    (old / records.RECORD).write_text(json.dumps(record))
-    loaded = with_adapter(load(base_of(made)), old)
-    assert isinstance(loaded.model, Adapted) and loaded.model.adapter.head is None
-    for name in ("mars_gated", "mars"):
-        assert recipe(MICRO.adapted(head="none"), name).key == recipe(MICRO, name).key
-    assert recipe(MICRO.adapted(head="network"), "mars").key == recipe(MICRO, "mars").key
-
-
-def test_train_takes_the_kind_of_head(tmp_path: Path) -> None:
-    """Guards against a head that is asked for and not trained, or trained where there are no masks to guess."""
-    assert stage("mars_gated_network").head == recipe(MICRO.adapted(head="network"), "base_gated").head == "network"
-    for name, kind, said in (("mars_gated", "tree", "kind of draft head"), ("mars", "markov", "gated adapter")):
-        done = CliRunner().invoke(app, ["train", name, "--head", kind, "--output", str(tmp_path)])
-        assert done.exit_code == 2 and said in done.output
 
 
 def test_what_is_no_adapter_is_refused(micro_checkpoints: Path, made: Path, tmp_path: Path) -> None:
