@@ -10,11 +10,11 @@ import errno
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from marsbench import __version__
 from marsbench.commands import COMMANDS
-from marsbench.errors import UserError
+from marsbench.errors import UserError, integer
 from marsbench.progress import quieten_libraries
 
 # Troubles of the machine that the user can mend, and how; any other OSError is a bug.
@@ -56,6 +56,16 @@ class MendableErrorsGroup(TyperGroup):
             raise _exit(f"error: {trouble}", 2) from error
         except KeyboardInterrupt as interrupt:
             raise _exit("interrupted: the same command resumes the run", 130) from interrupt
+
+
+class CheckedCommand(TyperCommand):
+    """Refuses whole numbers that no tensor holds, whatever an option says of its own bounds."""
+
+    def invoke(self, ctx: Any) -> Any:
+        for option in self.params:
+            if type(value := ctx.params.get(option.name or "")) is int:
+                integer(value, option.opts[0])
+        return super().invoke(ctx)
 
 
 def _exit(message: str, code: int) -> typer.Exit:
@@ -100,7 +110,7 @@ def marsbench(
 
 
 for name, command in COMMANDS.items():
-    app.command(name=name)(command)
+    app.command(name=name, cls=CheckedCommand)(command)
 
 
 def main() -> None:

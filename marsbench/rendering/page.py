@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 
 from marsbench.findings.cells import Cells, latest_cells
 from marsbench.findings.claims import Claim
-from marsbench.findings.company import company_remark
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import races_in_words
+from marsbench.neighbours import BUSY_CORES
 from marsbench.rendering.claims import page_claims
 from marsbench.rendering.figures import average_figure
 from marsbench.rendering.markdown import filled, folded, paragraphs
@@ -37,7 +38,7 @@ def laid_out(package: str, slots: Slots, plan: TablePlan | None = None) -> Secti
         common = {
             **{"scale": scale, "racing": racing(scale), "seeds": seeds_in_words(seeds), "about": about(scale, seeds)},
             "raced": races_in_words(row for row in rows if isinstance(row, SweepRow)),
-            "company": company_remark(rows),
+            "company": busy_remark(rows),
             "facts": facts_section(rows, command(session, scale)),
             **({"title": title(plan, scale)} if plan else {}),
         }
@@ -45,6 +46,16 @@ def laid_out(package: str, slots: Slots, plan: TablePlan | None = None) -> Secti
         return [first, folded(*more)]
 
     return sections
+
+
+def busy_remark(rows: Iterable[Row]) -> str:
+    """A remark where other processes used the machine while rows were timed; empty where none did."""
+    # Rows of earlier versions tell it lap by lap; of these the median counts, as a speed-up is a median over laps.
+    laps = [getattr(row, "others_cores", []) or [row.provenance.get("others_cores") or 0.0] for row in rows]
+    used = max(map(median, laps), default=0.0)
+    if used <= BUSY_CORES:
+        return ""
+    return f"**Timed on a machine that was not idle:** other processes used up to {used:.2f} cores."
 
 
 def page_text(sections: Sections, rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:

@@ -8,12 +8,13 @@ import functools
 import random
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
 from itertools import chain, zip_longest
 from typing import Any, TypeVar
 
+from marsbench.decoding.generation import seed_of
 from marsbench.serving.desk import Desk, Stream
 from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Piece, Ready, Wishes
 from marsbench.serving.text import Vocabulary, Writer
@@ -126,7 +127,7 @@ class Answers:
                 found.append(Job(
                     ids, most, id=next(self.desk.numbers), wishes=self._wishes(body),
                     temperature=self.settings.temperature if body.temperature is None else body.temperature,
-                    seed=(seed + number + 2**63) % 2**64 - 2**63, top_k=max(0, body.top_k or 0),
+                    seed=seed_of(seed, number), top_k=max(0, body.top_k or 0),
                     top_p=1.0 if body.top_p is None else body.top_p, min_p=body.min_p or 0.0,
                     ignore_eos=body.ignore_eos, best=body.best, streamed=bool(body.stream), arrived=arrived,
                 ))  # fmt: skip
@@ -318,16 +319,34 @@ class Completion:
         ]  # fmt: skip
         ours = {"total_tokens": sum(counts.values()), "marsbench": of_each[0] if len(of_each) == 1 else of_each}
         found: Body = {"usage": counts | ours}
-        histogram = [sum(sizes) for sizes in zip_longest(*(ending.accepted for ending in endings), fillvalue=0)]
         if drafted := sum(ending.drafted for ending in endings):
-            steps, accepted = sum(histogram), sum(size * count for size, count in enumerate(histogram))
-            found["metrics"] = {"speculative_decoding": {
-                "mean_acceptance_length": round(1 + accepted / steps, 4),
-                "draft_acceptance_rate": round(accepted / drafted, 4), "acceptance_histogram": histogram,
-                "num_spec_steps": steps, "num_accepted_draft_tokens": accepted, "num_draft_tokens": drafted,
-                "num_spec_tokens": len(histogram) - 1,
-            }}  # fmt: skip
+            found["metrics"] = {"speculative_decoding": _acceptance(endings, drafted)}
         return found
+
+
+def _acceptance(endings: Sequence[Ending], drafted: int) -> Body:
+    """How drafts fared in some answers, under the names of vLLM and speculators."""
+    by_length: dict[int, list[int]] = {}
+    for ending in endings:
+        for length, sizes in ending.accepted.items():
+            by_length[length] = _summed([by_length.get(length, []), sizes])
+    histogram = _summed(by_length.values())
+    steps, accepted = sum(histogram), sum(size * count for size, count in enumerate(histogram))
+    return {
+        "mean_acceptance_length": round(1 + accepted / max(steps, 1), 4),
+        "draft_acceptance_rate": round(accepted / drafted, 4), "acceptance_histogram": histogram,
+        "num_spec_steps": steps, "num_accepted_draft_tokens": accepted, "num_draft_tokens": drafted,
+        "num_spec_tokens": len(histogram) - 1,
+        # Unconditional: the part of all steps in which the draft at a place counted.
+        "acceptance_rate_per_position": [
+            round(sum(histogram[place:]) / steps, 4) for place in range(1, len(histogram))
+        ],
+        "acceptance_histogram_by_draft_length": {str(length): by_length[length] for length in sorted(by_length)},
+    }  # fmt: skip
+
+
+def _summed(lists: Iterable[Sequence[int]]) -> list[int]:
+    return [sum(each) for each in zip_longest(*lists, fillvalue=0)]
 
 
 def _tokens(pieces: Sequence[Piece]) -> list[int]:
