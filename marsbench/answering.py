@@ -64,13 +64,12 @@ class Answering:
         )  # fmt: skip
 
     def decode_all(self, requests: Sequence[Request], reporter: Reporter, title: str, **told: Any) -> list[Generation]:
-        """The same with a bar of requests."""
+        """`decode` with a progress bar of requests."""
         done = count(1)
         with reporter.bar(title) as bar:
             return self.decode(requests, on_finished=lambda *_: bar.update(next(done), len(requests)), **told)
 
     def text(self, tokens: list[int]) -> str:
-        """Tokens as text, without the special ones."""
         return str(self.loaded.tokenizer.decode(tokens, skip_special_tokens=True))
 
 

@@ -19,7 +19,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "list": looking.list_,
     # The paper's tables.
     "plan": reproducing.plan,
-    "overhead": reproducing.overhead,
     "reproduce": reproducing.reproduce,
     "report": reproducing.report,
     # How fast, against what.

@@ -184,15 +184,17 @@ def training_speed(
     """Say how many tokens/s AR SFT, MARS and a gated adapter train at on this machine, and their peak memory.
 
     Each trains as `marsbench train` does, in a process of its own, and is stopped after a few steps; no checkpoint is
-    kept. Where other programs keep the machine busy, the line says so: such a speed is not the machine's.
+    kept. Where other programs keep the machine busy, it says so first: such a speed is not the machine's.
     """
     run = start.run()
     from marsbench.line import TrainedStage
+    from marsbench.neighbours import others_cores, warning
     from marsbench.running.checkpoints import Checkpoints
     from marsbench.running.training_cost import STAGES
     from marsbench.running.training_cost import training_speed as measured
 
     run.scale = run.scale.adapted(batch_size=batch_size)
+    run.reporter.say_once(warning(others_cores()))
     checkpoints = Checkpoints(run)
     for stage in STAGES:
         typer.echo(measured(checkpoints.recipe(TrainedStage.of(stage)), steps).in_words())

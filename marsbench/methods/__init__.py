@@ -128,7 +128,7 @@ class Options:
 
     @property
     def window(self) -> int:
-        """`block_size`, as methods call it that are free to choose one."""
+        """What users, grids and rows call `block_size`, by its name in methods: B is of training, and of diffusion."""
         return self.block_size
 
 

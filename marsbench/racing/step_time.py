@@ -17,7 +17,6 @@ from marsbench.decoding.step import Method
 from marsbench.decoding.windows import last, linear_window
 from marsbench.forward.limits import vocabulary_of
 from marsbench.forward.window import Answer, Window
-from marsbench.neighbours import Watch, cores
 from marsbench.progress import Counted
 from marsbench.racing.position_law import ACCEPTANCE, WIDEST, PositionLaw, law_of, windows_by_rows
 from marsbench.racing.race import synchronize
@@ -72,9 +71,7 @@ def step_times(model: Any, positions: int, progress: Counted) -> dict[str, Any]:
     seconds: list[list[float]] = [[] for _ in shapes]
     copied: list[float] = []
     read: list[float] = []
-    others: list[float] = []
     for repeat in range(_REPEATS + 1):  # the first warms up
-        neighbours = Watch()
         for number, shape in enumerate(shapes):
             found = _step(model, shape)
             if repeat:
@@ -83,12 +80,9 @@ def step_times(model: Any, positions: int, progress: Counted) -> dict[str, Any]:
         if repeat:
             copied.append(_copied_per_second(model.device))
             read.append(read_per_second(model.device))
-            used = cores([neighbours.used()])
-            others += [] if used is None else [used]
     return {
         "context": _CONTEXT, "rows": [shape.rows for shape in shapes], "window": [shape.window for shape in shapes],
         "seconds": seconds, "copied_per_second": copied, "read_per_second": read,
-        "others_cores": others if len(others) == len(copied) else [],
     }  # fmt: skip
 
 

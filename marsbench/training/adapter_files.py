@@ -69,7 +69,6 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_of(folder: Path) -> str:
-    """Where an adapter's model lies: a folder, or a name."""
     base = str(_config(folder).get("base_model_name_or_path") or "")
     beside = folder / base
     return str(beside.resolve()) if base and beside.is_dir() else base

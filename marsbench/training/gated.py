@@ -78,6 +78,16 @@ class GatedAdapter(nn.Module):
             return self.frozen(**inputs)
 
 
+def cast_once(model: PreTrainedModel) -> None:
+    """Hold the weights of a frozen model's linear layers in bf16, as autocast reads them: it would cast them at every
+    use, as it keeps nothing of weights without gradients. Not one number changes.
+    """
+    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
+    for layer in decoder.modules():
+        if isinstance(layer, nn.Linear):
+            layer.to(torch.bfloat16)
+
+
 def gated_loss(
     adapter: nn.Module,
     input_ids: Tensor,
@@ -89,7 +99,7 @@ def gated_loss(
 ) -> Tensor:
     """The mask term of the MARS objective (paper equation 6), as the paper aligns it, for masks on a frozen model.
 
-    Blocks are counted from the start of the response, and in every sequence from a place of its own, drawn anew each
+    Blocks are counted from the start of the response, and in every sequence from a place of its own, drawn each
     time. The first token of a block is the model's own to predict; each of the others is predicted by the mask before
     it, which sees all earlier blocks, clean, and the masks of its own. As in decoding. A draft head is told the true
     token before the predicted one; a part of the masks, drawn anew each time, goes without it.
@@ -115,7 +125,7 @@ def gated_loss(
     # Masks see the clean tokens of earlier blocks, and the masks of their own up to themselves.
     own = block.gather(1, position)
     in_order = (own.unsqueeze(1) == own.unsqueeze(2)) & (entry <= entry.unsqueeze(1))
-    # Nobody looks at filler but filler itself, which must see something.
+    # Only filler attends to filler; each must see something.
     masks = (in_order & (entry < count).unsqueeze(1)) | (entry == entry.unsqueeze(1))
     visible = torch.cat([block.unsqueeze(1) < own.unsqueeze(2), masks], dim=2)
     at, alone = position[row, column], getattr(adapter, "module", adapter)

@@ -245,5 +245,4 @@ def lineage(scale: Preset, stage_name: str) -> list[str]:
 
 
 def _file_hash(file: Path) -> str | None:
-    """SHA-256 of a file, None where there is none of that name."""
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
