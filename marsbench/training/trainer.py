@@ -84,6 +84,8 @@ def _train(
     arguments, fitting = arguments_of(recipe, len(data) // recipe.budget.batch_size, work)
     learner = LEARNERS[recipe.objective](recipe, tokenizer, model)
     nn.Module.to(model, arguments.device)  # the `Trainer` moves only what it trains
+    if arguments.bf16 and arguments.device.type != "cpu":
+        learner.in_bf16()
     meter = _Meter(data.tokens, progress, fitting)
     filled_up_to = recipe.block_size if recipe.variant.fills_with_eos else None
     trainer = _StageTrainer(
