@@ -93,14 +93,13 @@ def decode(
     """
     if mask_id is not None:
         decoding = replace(decoding, options={**decoding.options, "mask_id": mask_id})
-    decoding.check(stage=None)
+    decoding.check(stage=None, accept=accept)
     use_packing(decoding.pack)
     from marsbench.answering import check_target, decode_file, read_prompts
     from marsbench.decoding.generation import Request, seed_of
-    from marsbench.methods.fitting import check_accept, default_ids
+    from marsbench.methods.fitting import default_ids
     from marsbench.progress import Reporter
 
-    check_accept(decoding.method, accept, decoding.threshold)
     check_target(prompt_ids, out)
     prompts, reporter = read_prompts(prompt_ids), Reporter()
     loaded = load_named(model, decoding.dtype, reporter, adapter=adapter, needs_tokenizer=False)

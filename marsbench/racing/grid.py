@@ -23,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from marsbench.decoding.generation import DTYPES
 from marsbench.errors import UserError, unknown_name
 from marsbench.line import Line, TrainedStage, checkpoints_of
 from marsbench.methods import METHODS, OPTIONS, Options, check_options
@@ -34,7 +35,6 @@ from marsbench.training.stages import stage
 
 COMPILED_AR = "ar, compiled"  # what compiled contenders are held against
 BASELINES = ("ar", "hf-generate", COMPILED_AR)  # contenders by these names run in every race
-DTYPES = ("float32", "bfloat16", "float16")
 # Of `torch.compile`. The last two run a step as it was traced, without a compiler; on CUDA "eager" records it untraced.
 BACKENDS = ("inductor", "aot_eager", "eager")
 _OWN = ("name", "method", "stage", "draft", "threshold", "trained_block_size", "compiled", "acceptance")
