@@ -16,6 +16,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lm_eval.filters.extraction import RegexFilter
 from typer.testing import CliRunner
 
 from marsbench.cli import app
@@ -133,6 +134,22 @@ GOOD = {
     "a sentence": lambda target: f"Let me think.\n\nSo the answer is {target}.",
     "no full stop": lambda target: f"Let me think step by step. The answer is {target}",
 }
+
+
+@settings(max_examples=100)
+@given(
+    target=st.sampled_from(["(A)", "yes", "-5", "] ) >", "quick red fox", "No"]),
+    before=st.sampled_from(["", "Let me think.\n", "The answer is not plain.\n", "I see.\n\n"]),
+    end=st.sampled_from(["", *".!?;,:…~)]* "]),
+    after=st.sampled_from(["", "\nI am sure that this answer is right.", "\n\nThe answer is 7.", "\nQ: and?", " Bye."]),
+)
+def test_flexible_reads_what_strict_reads(target: str, before: str, end: str, after: str) -> None:
+    """Guards against a headline of BBH that is below its strict score, and answers lost to a sign behind them."""
+    texts, docs = [[f"{before}So the answer is {target}{end}{after}"]], [{"target": target}]
+    strict = RegexFilter("(?<=the answer is )(.*)(?=.)").apply(answers.cut_as_stock_bbh(texts, docs), docs)
+    plain = end not in ("~", ")", "]") and after in ("", "\nI am sure that this answer is right.", "\nQ: and?")
+    if strict == [[target]] or plain:
+        assert answers.last_answer(texts, docs) == [[target]]
 
 
 @pytest.mark.parametrize("wording", GOOD)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import random
 import re
 import shutil
@@ -25,7 +24,7 @@ from marsbench.cli import app
 from marsbench.decoding.generation import Meter, Request
 from marsbench.errors import UserError
 from marsbench.findings.export import export, frame, matching, merged
-from marsbench.findings.sweep import Agreement, SweepCells, agreement, speed_up
+from marsbench.findings.sweep import Agreement, SweepCells, agreement
 from marsbench.line import Line
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.paths import PACKAGE
@@ -39,7 +38,7 @@ from marsbench.rows.workspace import Workspace
 from marsbench.statistics.intervals import Interval
 from marsbench.training.checkpoints import Loaded
 
-KILLS = int(os.environ.get("MARSBENCH_KILLS", "3"))
+KILLS = 3
 SMALL: dict[str, Any] = {
     "batch_sizes": [2],
     "prompts": 6,
@@ -115,21 +114,6 @@ def test_lossless_methods_give_the_tokens_of_ar(swept: Path) -> None:
         assert row.same_as["ar"] == row.prompts, row.contender
 
 
-def test_a_baseline_is_as_fast_as_itself(swept: Path) -> None:
-    """Guards against ratios of other numbers than those of the same laps."""
-    for row in rows_in(swept):
-        if row.contender == "ar":
-            ratio = speed_up(row)
-            assert ratio is not None and ratio.value == 1 and ratio.interval == Interval(1, 1)
-
-
-def test_latency_lies_within_the_lap(swept: Path) -> None:
-    """Guards against stamps of another batch, and against a first token that comes after the last."""
-    for row in rows_in(swept):
-        for first, last, emitted in zip(row.first_token, row.last_token, row.emitted, strict=True):
-            assert 0 < first <= last and (emitted > 1 or first == last)
-
-
 def test_nothing_is_measured_twice(swept: Path) -> None:
     """Guards against a second run that races again what is there."""
     before = Workspace(swept, "micro").row_file.read_bytes()
@@ -194,7 +178,7 @@ def size_of(folder: Path) -> int:
 def comparable(row: SweepRow) -> SweepRow:
     """A row without what differs between two runs of one sweep."""
     tokens = {name: {"emitted": one["emitted"]} for name, one in row.baselines.items()}
-    return replace(row, seconds=[], others_cores=[], first_token=[], last_token=[], baselines=tokens, provenance={})
+    return replace(row, seconds=[], first_token=[], last_token=[], baselines=tokens, provenance={})
 
 
 def test_killed_at_any_moment_it_loses_a_round_at_most(swept: Path, tmp_path: Path) -> None:
@@ -364,7 +348,8 @@ def test_mini_races_both_forms_of_what_may_win() -> None:
     compiled = [one for one in grid.contenders if one.compiled]
     assert {one.method for one in compiled} == {"ar", "mars", "mars-verified", "prompt-lookup"}
     for one in compiled:
-        assert replace(one, name=one.name.removesuffix(", compiled"), compiled=False) in eager
+        plain = one.name.removesuffix(", compiled")
+        assert replace(one, name=plain, label=plain, compiled=False) in eager
     assert read_grid(shipped_grid("mini"), quick=True).contenders == tuple(eager), "quick compiles nothing"
 
 
@@ -375,7 +360,8 @@ def test_grids_for_gpus_race_what_is_recorded_in_at_most_eight_hours(scale: str)
     assert grid.seconds(preset(scale)) < 8 * 3600
     eager = [one for one in grid.contenders if not one.compiled]
     for one in (compiled := [one for one in grid.contenders if one.compiled]):
-        assert replace(one, name=one.name.removesuffix(", compiled"), compiled=False) in eager
+        plain = one.name.removesuffix(", compiled")
+        assert replace(one, name=plain, label=plain, compiled=False) in eager
     assert {one.method for one in compiled} == {"ar", "mars", "mars-verified", "prompt-lookup"}
     assert grid.backend is None, "that of the device: graphs of eager operations on CUDA"
     quick = read_grid(shipped_grid(scale), quick=True)
@@ -409,10 +395,10 @@ def test_the_guide_says_what_a_run_on_a_gpu_costs(scale: str, wide_terminal: Non
     told = {row[0].strip(" `"): float(row[column]) for row in map(parts_of, guide.splitlines()) if len(row) == 3}
     plans = {"reproduce table2": "--table 2", "sweep": "--sweep", "sweep --quick": "--sweep --quick"}
     for run, options in {**plans, "reproduce all": "--table all"}.items():
-        done = CliRunner().invoke(app, ["plan", "--scale", scale, *options.split(), "--price-per-hour", "2"])
-        said = re.search(r"(?:one GPU|it may be:) ([\d.]+) hours \(([\d,.]+) at 2 an hour\)", done.output)
+        done = CliRunner().invoke(app, ["plan", "--scale", scale, *options.split()])
+        said = re.search(r"it may be: ([\d.]+) hours", done.output)
         assert said, done.output
-        assert float(said[1]) == told[run] and float(said[2]) == pytest.approx(2 * told[run], abs=0.6)
+        assert float(said[1]) == told[run]
 
 
 def parts_of(line: str) -> list[str]:
@@ -421,50 +407,73 @@ def parts_of(line: str) -> list[str]:
     return parts if re.fullmatch(r" [\d.]+ ", parts[1] if len(parts) > 1 else "") else []
 
 
-def test_the_default_grid_measures_what_it_must() -> None:
-    """Guards against a contender dropped from the grid that people cite."""
-    grid = read_grid(shipped_grid("mini"))
-    assert grid.batch_sizes == (1, 4, 8, 16) and grid.repeats >= 5
-    assert {entry.threshold for entry in grid.contenders if entry.method == "mars"} == {
-        None, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5,
-    }  # fmt: skip
-    assert {entry.options["cache_block"] for entry in grid.contenders if entry.method == "mars-block-cache"} == {
-        4, 8, 16, 32, 64,
-    }  # fmt: skip
-    methods = {entry.method for entry in grid.contenders}
-    assert {"mars-verified", "speculative", "medusa", "jacobi", "prompt-lookup", "hf-generate"} <= methods
-
-
 def broken(**changes: Any) -> dict[str, Any]:
     return {**SMALL, **changes}
 
 
-@pytest.mark.parametrize(
-    ("grid", "message"),
-    [
-        ([], "a list of contenders"),
-        (broken(contender=1), "unknown setting 'contender'"),
-        (broken(prompts=0), "whole numbers"),
-        (broken(batch_sizes=[1.5]), "whole numbers"),
-        ({name: value for name, value in SMALL.items() if name != "repeats"}, "repeats"),
-        (broken(contenders=[{"method": "ar"}]), "contender 1"),
-        (broken(contenders=[{"method": "warp", "stage": "mars"}]), "unknown method 'warp'"),
-        (broken(contenders=[{"method": "ar", "stage": "moon"}]), "unknown stage 'moon'"),
-        (broken(contenders=[{"method": "ar", "stage": "mars", "speed": 9}]), "unknown setting 'speed'"),
-        (broken(contenders=[{"method": "ar", "stage": "mars", "threshold": 0.9}]), "cannot take threshold"),
-        (broken(contenders=[{"method": "mars", "stage": "mars", "block_size": 0}]), "block size 0"),
-        (broken(contenders=SMALL["contenders"][:1] * 2), "two contenders are called 'ar'"),
-        (broken(contenders=SMALL["contenders"][1:]), "no contender is called 'ar'"),
-        (broken(dtype="int9"), "unknown dtype"),
-        (broken(backend="magic"), "unknown backend"),
-    ],
-)
+BAD_GRIDS: list[tuple[Any, str]] = [
+    ([], "this is no grid: .*object"),
+    (broken(contender=1), "contender: Extra"),
+    (broken(contenders=5), "contenders: .*array"),
+    ({name: value for name, value in SMALL.items() if name != "repeats"}, "repeats: .*required"),
+    (broken(dtype="int9"), "dtype: "),
+    (broken(backend="magic"), "backend: "),
+    (broken(quick={"prompts": 0}), "prompts: (.|\n)*quick"),
+    (broken(contenders=[{"method": "ar"}]), "contender 1"),
+    (broken(contenders=SMALL["contenders"][:1] * 2), "two contenders are called 'ar'"),
+    (broken(contenders=SMALL["contenders"][1:]), "no contender is called 'ar'"),
+]
+BAD_CONTENDERS: list[tuple[dict[str, Any], str]] = [
+    ({"method": "warp"}, "unknown method 'warp'"),
+    ({"method": ["ar", 5]}, "method: "),
+    ({"stage": "moon"}, "unknown stage 'moon'"),
+    ({"draft": "moon"}, "unknown stage 'moon'"),
+    ({"speed": 9}, "speed: Extra"),
+    ({"method": "ar", "threshold": 0.9}, "cannot take threshold"),
+    ({"threshold": []}, "the list of threshold is empty"),
+    ({"threshold": [0.9, "often"]}, "threshold: "),
+    ({"threshold": True}, "threshold: "),
+    ({"threshold": float("nan")}, "threshold"),
+    ({"threshold": 1.5}, "threshold"),
+    ({"block_size": 0}, "block size 0"),
+    ({"block_size": [4, "five"]}, "block size 'five'"),
+    ({"name": 5}, "name: "),
+    ({"compiled": "yes"}, "compiled: "),
+    ({"trained_block_size": -4}, "trained_block_size: "),
+]
+
+
+@pytest.mark.parametrize(("grid", "message"), BAD_GRIDS)
 def test_a_bad_grid_is_named(grid: Any, message: str, tmp_path: Path) -> None:
     """Guards against a traceback, or hours of racing before a misspelt setting is seen."""
     file = tmp_path / "grid.yaml"
     file.write_text(yaml.safe_dump(grid, sort_keys=False))
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as raised:
         read_grid(file)
+    assert raised.value.where.startswith(str(file)) and raised.value.fix
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD_CONTENDERS)
+def test_a_bad_contender_is_named(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """Guards against a contender that vanishes, or decodes by another setting than its line says."""
+    entry = {"method": "mars", "stage": "mars", **settings}
+    test_a_bad_grid_is_named(
+        broken(contenders=[*SMALL["contenders"][:1], entry]), f"{message}(.|\n)*contender 2", tmp_path
+    )
+
+
+NO_COUNT: list[Any] = [0, -90, 1.5, True, "90", None, [90], {}, float("nan"), 10**30]
+
+
+@pytest.mark.parametrize("value", NO_COUNT, ids=str)
+@pytest.mark.parametrize("name", ["prompts", "repeats", "max_new_tokens", "timeout_s", "batch_sizes", "positions"])
+def test_what_is_no_count_is_named(name: str, value: Any, tmp_path: Path) -> None:
+    """Guards against "At most -90 tokens" on a page, and against tracebacks of numbers that are texts or lists."""
+    fine = {"max_new_tokens": [None], "timeout_s": [1.5, 10**30], "positions": [0]}
+    if value in fine.get(name, []) and value is not True:
+        return
+    wrong = [8, value] if name == "batch_sizes" else value
+    test_a_bad_grid_is_named(broken(**{name: wrong}), f"{name}(.[0-9])?: ", tmp_path)
 
 
 def test_prompts_that_cannot_be_shared_are_refused_at_once(tmp_path: Path) -> None:
@@ -478,8 +487,12 @@ def test_prompts_that_cannot_be_shared_are_refused_at_once(tmp_path: Path) -> No
 
 def test_a_grid_that_is_no_yaml_is_named(tmp_path: Path) -> None:
     """Guards against a traceback of the YAML library."""
-    (tmp_path / "grid.yaml").write_text("a: [")
-    for file in (tmp_path / "grid.yaml", tmp_path / "none.yaml"):
+    texts = ["a: [", "a: " + "[" * 5000, f"prompts: {'1' * 5000}", "\N{CJK UNIFIED IDEOGRAPH-9021}".encode("utf-16")]
+    for text in [*texts, "a: &a [*a]", "5", "", None]:
+        file = tmp_path / "grid.yaml"
+        file.unlink(missing_ok=True)
+        if text is not None:
+            file.write_bytes(text if isinstance(text, bytes) else text.encode())
         with pytest.raises(UserError, match=str(file)):
             read_grid(file)
 

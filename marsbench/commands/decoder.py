@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from marsbench.training.checkpoints import Loaded
 
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows decoded at once; by default 16, for hf-assisted 1.")]
-_ROWS = 16  # decoded at once where nobody says how many
+ROWS = 16  # decoded at once where nobody says how many
 _PANEL = "Options of methods"
 
 
@@ -109,6 +109,17 @@ class Decoding:
         """The same for a checkpoint that was trained with this B, which is the window where none was typed."""
         return replace(self, options={"block_size": block_size, **self.options})
 
+    def that_pays(self, loaded: Loaded, rows: int, reporter: Reporter) -> Decoding:
+        """The same by the window that pays for so many rows on this machine, as a server's table has it, or by `ar`."""
+        from marsbench.racing.step_time import window_that_pays
+
+        knows = self.untrained_masks or (loaded.knows_masks and {loaded.mask_id, self.options.get("mask_id")} != {None})
+        window = window_that_pays(loaded.model, rows) if knows and rows else 1
+        reporter.say(f"for {rows} rows here: {'ar' if window == 1 else f'mars-verified, linear, W = {window}'}")
+        if window == 1:
+            return replace(self.by("ar"), threshold=None)
+        return replace(self, options={**self.options, "layout": "linear", "block_size": window})
+
     def load_draft(self, reporter: Reporter, **how: Any) -> Loaded | None:
         """The draft model, where one was named."""
         return shared.load_named(self.draft, self.dtype, reporter, **how) if self.draft else None
@@ -122,7 +133,7 @@ class Decoding:
 
         typed = Line.raced(self.method, "", self.method, threshold=self.threshold, **self.options)
         line = replace(typed, untrained_masks=self.untrained_masks, compiled=self.compiled)
-        rows = batch_size or (1 if METHODS[self.method].one_row else _ROWS)
+        rows = batch_size or (1 if METHODS[self.method].one_row else ROWS)
         found = Answering.of(line, loaded, draft, batch_size=rows, prefill_positions=self.prefill_positions)
         reporter.say_once(found.remark)
         return found

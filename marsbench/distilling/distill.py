@@ -73,9 +73,9 @@ def _prompt(record: Mapping[str, Any], column: str | None, where: str) -> list[M
     with told_to_user("this is no prompt", ValueError, where=where, fix=fix):
         if not isinstance(turns, list):
             raise ValueError(f"{name} is neither a text nor a list of turns")
+        while turns and isinstance(turns[-1], dict) and turns[-1].get("role") == "assistant":
+            turns = turns[:-1]
         turns = text_turns(turns, f"turn {{}} of {name}") if turns else []
-        while turns and turns[-1]["role"] == "assistant":
-            turns.pop()
         if not turns or turns[-1]["role"] not in _ASKING or not turns[-1]["content"].strip():
             raise ValueError(f"{name} asks nothing: no user's turn with a text comes last, before the answer")
     return turns

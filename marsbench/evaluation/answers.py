@@ -36,19 +36,25 @@ def _each(change: Callable[[str], str]) -> Callable[[Responses, Docs], list[list
 
 # ---- BBH ------------------------------------------------------------------------------------------------------------
 
-_ANSWER_IS = re.compile(r"answer is:?\s*(.*)", re.IGNORECASE)
-_AROUND = " \t.`*\"'"  # what writers put around an answer
+_ANSWER_IS = re.compile(r"(?<!this )(?<!that )answer is:?\s*(.*)", re.IGNORECASE)  # not "this answer is right"
+_STOCK = re.compile("(?<=the answer is )(.*)(?=.)")  # it takes the last character for a full stop
+_AROUND = " \t.!?,;:…`*\"'"  # what writers put around an answer
+_STOCK_STOPS = ("</s>", "Q", "\n\n")
 
 
-cut_as_stock_bbh = _each(lambda text: cut_text(text, ("</s>", "Q", "\n\n")))
+cut_as_stock_bbh = _each(lambda text: cut_text(text, _STOCK_STOPS))
 
 
-@_each
-def last_answer(text: str) -> str:
-    """What follows the last "answer is" on its line; without one, the last line."""
-    found = _ANSWER_IS.findall(text)
-    lines = text.strip().splitlines()
-    return (found[-1] if found else lines[-1] if lines else "").strip(_AROUND)
+def last_answer(responses: Responses, docs: Docs) -> list[list[str]]:
+    """What follows the last "answer is" on its line; without one, the last line; the right answer if stock reads it."""
+
+    def read(text: str, target: str) -> str:
+        if (stock := _STOCK.search(cut_text(text, _STOCK_STOPS))) and stock[0].strip() == target:
+            return target
+        found, lines = _ANSWER_IS.findall(text), text.strip().splitlines()
+        return str(found[-1] if found else lines[-1] if lines else "").strip(_AROUND)
+
+    return [[read(text, doc["target"]) for text in texts] for texts, doc in zip(responses, docs, strict=True)]
 
 
 # ---- MMLU-Pro -------------------------------------------------------------------------------------------------------
@@ -72,7 +78,7 @@ def chosen_letter(text: str) -> str:
 
 
 def shuffle_choices(dataset: Dataset) -> Dataset:
-    """The stock task's choices and target, in an order drawn from the question itself instead of anew in every run."""
+    """The stock task's choices and target, in an order drawn from the question, one for all runs."""
     from lm_eval.tasks.gpqa.cot_zeroshot.utils import preprocess
 
     def shuffled(doc: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +156,6 @@ def mini_questions(benchmark: str, size: int, difficulty: str = "usual", **_: An
 
 
 def rules_followed(doc: Mapping[str, str], results: Sequence[str]) -> dict[str, float]:
-    """Whether the response follows every rule of its question."""
     rules = json.loads(doc["checks"])["rules"]
     return {"prompt_level_strict_acc": float(all(followed(rules, results[0]).values()))}
 

@@ -1,12 +1,13 @@
 """Runs generated Python programs and says which of them are right, or records what reference solutions return.
 
-Generated code runs only in evalplus's sandbox, hardened by `sandbox_worker`. This module owns the worker
-interpreters: one per job, each in its own session, without torch, secrets or any way back to this process but
-one pipe. A program that takes its worker down costs a new worker and nothing else.
+Worker interpreters, one per job, run `sandbox_worker`: without torch, secrets or any way back to this process but one
+pipe, and without a network where the system lets users give theirs up (`unshare`). There evalplus's guard, limits on
+resources and a hook that refuses all but computing hold careless and mischievous programs: they get the standard
+library and numpy, but no files, processes, sockets or ctypes (so no asyncio, scipy, pandas or sympy either).
 
-This holds careless and mischievous programs; it is no virtual machine. They get the standard library and
-numpy, but no files, processes, network or ctypes (so no scipy, pandas or sympy either). Where this process is
-root, the workers become `nobody`, provided that user can read the Python installation; else that is said.
+This is no virtual machine. A fault of CPython or numpy that lets a program write to memory gets past all of it, and
+what is past it acts as the user who scores; programs may read what the interpreter has loaded, and they share the
+machine's time and memory up to their limits. Score what was written to attack in a container, as a user of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import io
 import multiprocessing
 import os
 import pickle
-import pwd
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,8 +25,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
 from marsbench.errors import UserError
@@ -35,14 +35,14 @@ Reason = Literal["passed", "failed", "timeout", "killed"]
 READY = "ready"
 START_LIMIT_S = 60.0
 WORTH_A_WORKER = 16  # programs; fewer are run in the time that a worker takes to start
-# evalplus needs up to 2.2 s more for a program that fights its alarm, and grants no program more than 60 s.
-EVALPLUS_SLACK_S = 3.0
+SLACK_S = 5.0  # that a worker may take beyond a program's time
 EVALPLUS_MAX_TIME_LIMIT_S = 60.0
+MIN_RECORD_BYTES, MAX_RECORD_BYTES = 64 * 2**20, 512 * 2**20  # HumanEval/15 of HumanEval+ takes 130 MB
 
 # Classes, beyond those that pickle knows by itself, whose values may leave the sandbox.
-PLAIN_CLASSES = {("builtins", name) for name in ("bytearray", "complex", "dict", "frozenset", "range", "set")}
-PLAIN_CLASSES |= {("collections", "deque"), ("decimal", "Decimal"), ("fractions", "Fraction")}
-PLAIN_CLASSES |= {("numpy", "dtype")}
+_BUILTINS = "bytearray bytes complex dict float frozenset int list range set str tuple"
+PLAIN_CLASSES = {("builtins", name) for name in _BUILTINS.split()}
+PLAIN_CLASSES |= {("collections", "deque"), ("decimal", "Decimal"), ("fractions", "Fraction"), ("numpy", "dtype")}
 PLAIN_CLASSES |= {("numpy.core.multiarray", "scalar"), ("numpy._core.multiarray", "scalar")}
 
 
@@ -91,8 +91,8 @@ def run_programs(
 ) -> list[Reason]:
     """Verdicts in the order of `programs`, from a worker per core, or fewer for a few programs.
 
-    `time_limit_s` (at most 60) is wall-clock time for all inputs of a program together. `memory_limit_mb` bounds its
-    address space, except on macOS, which has no such limit. `UserError` if no worker can start.
+    `time_limit_s` is wall-clock time for all inputs of a program together. `memory_limit_mb` bounds its address space,
+    except on macOS, which has no such limit. `UserError` if no worker can start.
     """
     asked = record_outputs(programs, time_limit_s=time_limit_s, memory_limit_mb=memory_limit_mb)
     return [recording.reason for recording in asked]
@@ -127,27 +127,37 @@ class _Worker:
         self._start()
 
     def ask(self, program: Program) -> Recording:
+        # While the program runs, nothing of what is expected is in the worker.
+        most_bytes = MAX_RECORD_BYTES
+        if program.expected is not None:  # a right one records about as much
+            most_bytes = MIN_RECORD_BYTES + 4 * len(pickle.dumps(program.expected))
+        limit_s = min(self._time_limit_s, sum(program.limits_s or [self._time_limit_s]))
+        reason, record = self._reply("record", replace(program, expected=None), limit_s, most_bytes)
+        if reason != "passed" or program.expected is not None:
+            if reason == "passed":
+                reason, _ = self._reply("compare", program, record, self._time_limit_s)
+            return Recording(reason, [], [])
+        stream = io.BytesIO(record)
+        pairs = [PlainUnpickler(stream).load() for _ in program.inputs]
+        return Recording(reason, [output for output, _ in pairs], [seconds for _, seconds in pairs])
+
+    def _reply(self, *request: Any) -> tuple[Reason, bytes]:
+        """The worker's word, and the record behind it."""
         if self._process.poll() is not None:  # it ended while it had nothing to do, which is no program's doing
             self.close()
             self._start()
         reason: Reason = "killed"
         with suppress(EOFError, ConnectionError):
-            self._connection.send(program)
-            # Running and comparing are two calls of evalplus.
-            if self._connection.poll(2 * (self._time_limit_s + EVALPLUS_SLACK_S)):
-                message = self._connection.recv_bytes()
-                word, _, record = message.partition(b"\n")
+            self._connection.send(request)
+            if self._connection.poll(self._time_limit_s + SLACK_S):
+                word, _, record = self._connection.recv_bytes().partition(b"\n")
                 if word.decode() not in get_args(Reason):
-                    raise RuntimeError(f"the sandbox worker failed:\n{message.decode()}")
-                stream = io.BytesIO(record)  # a pickled (output, seconds) for each call, where they were asked for
-                pairs = [PlainUnpickler(stream).load() for _ in range(len(program.inputs) if record else 0)]
-                return Recording(
-                    cast(Reason, word.decode()), [output for output, _ in pairs], [seconds for _, seconds in pairs]
-                )
+                    raise RuntimeError(f"the sandbox worker failed:\n{word.decode()}\n{record.decode()}")
+                return cast(Reason, word.decode()), record
             reason = "timeout"
         self.close()
         self._start()
-        return Recording(reason, [], [])
+        return reason, b""
 
     def close(self) -> None:
         """Kills the worker and whatever runs in its session."""
@@ -160,16 +170,16 @@ class _Worker:
 
     def _start(self) -> None:
         with tempfile.TemporaryFile("w+") as log:
-            for account in _accounts():
-                try:
-                    self._spawn(account, log.fileno())
-                except OSError as error:  # this account cannot even reach the interpreter
-                    print(error, file=log, flush=True)
-                    continue
+            for alone in _WITHOUT_NETWORK:
+                self._connection, theirs = multiprocessing.Pipe()
+                with closing(theirs):
+                    self._process = subprocess.Popen(
+                        [*alone, sys.executable, "-m", "marsbench.evaluation.sandbox_worker", str(theirs.fileno())],
+                        cwd=self._scratch, env=self._environment, pass_fds=[theirs.fileno()], start_new_session=True,
+                        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
+                    )  # fmt: skip
                 with suppress(EOFError, ConnectionError):
                     if self._connection.poll(START_LIMIT_S) and self._connection.recv_bytes().decode() == READY:
-                        if account is None and os.geteuid() == 0:
-                            _warn_of_root()
                         return
                 self.close()
             log.seek(0)
@@ -179,54 +189,20 @@ class _Worker:
                 fix='install the scoring packages: pip install "marsbench[eval]"',
             )
 
-    def _spawn(self, account: pwd.struct_passwd | None, log_fd: int) -> None:
-        self._connection, theirs = multiprocessing.Pipe()
-        if account:
-            os.chown(self._scratch, account.pw_uid, account.pw_gid)
-        arguments = [str(theirs.fileno()), str(self._time_limit_s)]
-        with closing(theirs):
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "marsbench.evaluation.sandbox_worker", *arguments],
-                cwd=self._scratch, env=self._environment, pass_fds=[theirs.fileno()], start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log_fd,
-                user=account.pw_uid if account else None, group=account.pw_gid if account else None,
-                extra_groups=[] if account else None,
-            )  # fmt: skip
 
-
-@cache
-def _warn_of_root() -> None:
-    print(
-        f"warning: generated code runs as root, because user nobody cannot run {sys.executable}; "
-        "install Python where everybody can read it, or start marsbench as another user",
-        file=sys.stderr,
-    )
-
-
-def _accounts() -> list[pwd.struct_passwd | None]:
-    """Whom to run the workers as, best first; None is the user of this process.
-
-    Neither the limit on processes nor file permissions bind root, so `nobody` is tried first in its place.
-    """
-    if os.geteuid() == 0:
-        with suppress(KeyError):
-            return [pwd.getpwnam("nobody"), None]
-    return [None]
+# What starts a process without a network, and what does where users may not.
+_WITHOUT_NETWORK = [[found, "--user", "--net"] for found in [shutil.which("unshare")] if found] + [[]]
 
 
 def _environment(scratch: str, memory_limit_mb: int) -> dict[str, str]:
     """What a worker needs to start and to score alike every time; no secret of this process's environment."""
     return {
-        "PATH": os.defpath,
-        "HOME": scratch,
-        "TMPDIR": scratch,
-        "LANG": "C.UTF-8",
+        "PATH": os.defpath, "HOME": scratch, "TMPDIR": scratch, "LANG": "C.UTF-8",
         "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
         "PYTHONPATH": os.pathsep.join(os.path.abspath(folder) for folder in sys.path),
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONHASHSEED": "0",  # the order of a set must not change a verdict
-        "OMP_NUM_THREADS": "1",  # the worker forks, so numpy must not start threads in it
-        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",  # the worker forks, so numpy must not start threads in it
         # evalplus reads this; -1 is its word for no limit.
         "EVALPLUS_MAX_MEMORY_BYTES": "-1" if sys.platform == "darwin" else str(memory_limit_mb * 2**20),
-    }
+    }  # fmt: skip

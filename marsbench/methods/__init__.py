@@ -110,6 +110,15 @@ class Options:
         int, Option("K: tokens drafted per round at most; by mars-lookup, those from the text so far.", least=1)
     ] = 4
     ngram: Annotated[int, Option("Tokens of the longest match that is looked up in the text so far.", least=1)] = 3
+    lookup_bar: Annotated[
+        float | None,
+        Option(
+            "How often what was looked up behind masks' guesses must have held lately in the answer for more to be "
+            "[default: it always is].",
+            least=0,
+            most=1,
+        ),
+    ] = None
     draft_method: Annotated[Literal["ar", "mars"], Option("How the draft model decodes: ar or mars.")] = "ar"
     draft_threshold: Annotated[float, Option("Confidence that drafts by mars must pass.", least=0, most=1)] = 0.95
     tree_width: Annotated[int, Option("Guesses of the first Medusa head; 1 is a chain.", least=1)] = 1
@@ -119,7 +128,7 @@ class Options:
 
     @property
     def window(self) -> int:
-        """`block_size`, as methods call it that are free to choose one."""
+        """What users, grids and rows call `block_size`, by its name in methods: B is of training, and of diffusion."""
         return self.block_size
 
 
@@ -139,6 +148,7 @@ class MethodInfo:
     needs: tuple[Need, ...] = ()
     lossless: bool = False  # equals AR decoding of the same checkpoint, whatever its options
     one_row: bool = False  # runs at batch size 1 only
+    forwards_per_cycle: int = 1  # of the model, from drafts to what is right of them
     recomputes: bool = False  # every forward reads the whole sequence
     own_loop: bool = False  # another library's
     package: str = ""  # what has to be installed besides, as it is imported
@@ -174,7 +184,12 @@ METHODS: dict[str, MethodInfo] = {
     ),
     "mars-lookup": MethodInfo(
         "mars_lookup:MarsLookup", "`mars-verified` that also drafts what followed the same n-gram", "`ar`",
-        ("block_size", "metric", "layout", "draft_length", "ngram", "head_top"), needs=("masks",), lossless=True,
+        ("block_size", "metric", "layout", "draft_length", "ngram", "lookup_bar", "head_top"), needs=("masks",),
+        lossless=True,
+    ),
+    "uno": MethodInfo(
+        "uno:Uno", "masks draft in one forward, the next one verifies (UNO, arXiv 2609.04010)", "`ar`",
+        ("block_size", "metric", "head_top"), needs=("masks",), lossless=True, forwards_per_cycle=2,
     ),
     "speculative": MethodInfo(
         "speculative:Speculative", "a small model drafts, the model verifies", "`ar`",

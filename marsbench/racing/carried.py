@@ -104,7 +104,7 @@ def _in_file(file: Path, guesses: int) -> Any:
     try:
         (modes,) = yaml.safe_load(file.read_text(encoding="utf-8")).values()
         by_guesses = {int(number): float(mean) for number, mean in modes.get(_MODE, next(iter(modes.values()))).items()}
-    except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, StopIteration) as error:
+    except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, StopIteration, RecursionError) as error:
         raise UserError(f"no table of acceptance: {error}", where=str(file), fix="see docs/sweeps.md") from error
     if guesses not in by_guesses:
         raise UserError(

@@ -14,19 +14,22 @@ A list among a contender's settings stands for as many contenders; several lists
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import Field, with_config
+from typing_extensions import NotRequired, TypedDict
 
-from marsbench.decoding.generation import DTYPES
-from marsbench.errors import UserError, unknown_name
+from marsbench.errors import UserError, told_to_user
+from marsbench.json_lines import parse_json, read_text
 from marsbench.line import Line, TrainedStage, checkpoints_of
-from marsbench.methods import METHODS, OPTIONS, Options, check_options
+from marsbench.methods import METHODS, OPTIONS, Options, check_options, check_threshold
 from marsbench.paths import PACKAGE
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset, preset
 from marsbench.racing.carried import carried_of
@@ -35,9 +38,6 @@ from marsbench.training.stages import stage
 
 COMPILED_AR = "ar, compiled"  # what compiled contenders are held against
 BASELINES = ("ar", "hf-generate", COMPILED_AR)  # contenders by these names run in every race
-# Of `torch.compile`. The last two run a step as it was traced, without a compiler; on CUDA "eager" records it untraced.
-BACKENDS = ("inductor", "aot_eager", "eager")
-_OWN = ("name", "method", "stage", "draft", "threshold", "trained_block_size", "compiled", "acceptance")
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,9 @@ def read_grid(file: Path, *, quick: bool = False) -> Grid:
     Raises:
         UserError: the file is missing or no YAML, or a setting is unknown or out of range; it says which.
     """
-    try:
-        settings = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError("there is no such grid", where=str(file), fix="give a YAML file with --grid") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"not a YAML file: {error}", where=str(file), fix="mend it there") from error
+    text = read_text(file, "give a YAML file with --grid")
+    with told_to_user("not a YAML file", yaml.YAMLError, ValueError, RecursionError, where=file, fix="mend it there"):
+        settings = yaml.safe_load(text)
     try:
         return _grid(settings, quick)
     except UserError as error:
@@ -118,35 +115,59 @@ def read_grid(file: Path, *, quick: bool = False) -> Grid:
         ) from error
 
 
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+@with_config(extra="forbid")
+class _Settings(TypedDict):
+    """What a grid's file may say; see `Grid`."""
+
+    contenders: list[Any]
+    batch_sizes: Annotated[list[Count], Field(min_length=1)]
+    prompts: Count
+    repeats: Count
+    benchmarks: NotRequired[list[str] | None]
+    max_new_tokens: NotRequired[Count | None]
+    dtype: NotRequired[Literal["float32", "bfloat16", "float16"]]
+    timeout_s: NotRequired[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
+    positions: NotRequired[Annotated[int, Field(ge=0, lt=2**31)]]
+    profiled: NotRequired[bool]
+    # Of `torch.compile`. The last two run a step as it was traced, without a compiler; on CUDA "eager" records it
+    # untraced.
+    backend: NotRequired[Literal["inductor", "aot_eager", "eager"] | None]
+
+
+# What a contender says besides the options of its method.
+_OWN = {
+    "name": str, "method": str, "stage": str, "draft": str | None, "threshold": float | None,
+    "trained_block_size": Count, "compiled": bool,
+    "acceptance": dict[str, float | str | list[float]] | None,
+}  # fmt: skip
+_Fields = TypedDict("_Fields", {**_OWN, **dict.fromkeys(OPTIONS, Any)}, total=False)  # type: ignore[misc]
+_Given: Any = with_config(extra="forbid")(_Fields)
+
+
+def _checked(given: Any, kind: Any, where: str = "") -> Any:
+    """What a part of the file says, if it is of that kind."""
+    fix = "mend it there; marsbench/presets/grids/mini.yaml shows how"
+    with told_to_user("this is no grid", ValueError, TypeError, where=where, fix=fix):
+        return parse_json(json.dumps(given, default=str), kind)
+
+
 def _grid(settings: Any, quick: bool) -> Grid:
-    if not isinstance(settings, dict) or not isinstance(settings.get("contenders"), list):
-        raise UserError("a grid has settings and a list of contenders", fix="see marsbench/presets/grids/mini.yaml")
-    settings = dict(settings)
-    smaller = dict(settings.pop("quick", {}))
-    leaves_out = quick and not smaller.pop("compiled", False)  # compiling takes longer than a quick race
-    settings |= smaller if quick else {}
-    known = [field.name for field in fields(Grid)]
-    for name in settings:
-        if name not in known:
-            raise unknown_name("setting", str(name), [*known, "quick"])
-    for name in ("batch_sizes", "prompts", "repeats"):
-        if name not in settings:
-            raise UserError(f"the grid does not say {name}", fix=f"add a line for {name}")
+    said = _checked(settings, dict[str, Any])
+    smaller = _checked(said.pop("quick", {}), dict[str, Any], "quick")
+    leaves_out = not smaller.pop("compiled", False) and quick  # compiling takes longer than a quick race
+    usual, small = _checked(said, _Settings), _checked(said | smaller, _Settings, "quick")
+    chosen = small if quick else usual
     contenders = [
-        contender for number, given in enumerate(settings["contenders"], 1) for contender in _contenders(given, number)
+        contender for number, given in enumerate(chosen["contenders"], 1) for contender in _contenders(given, number)
     ]
     _check(contenders)
     if leaves_out:
         contenders = [contender for contender in contenders if not contender.compiled]
-    batch_sizes = tuple(settings["batch_sizes"])
-    counts = (*batch_sizes, settings["prompts"], settings["repeats"])
-    if not batch_sizes or any(type(count) is not int or count < 1 for count in counts):
-        raise UserError("batch sizes, prompts and repeats are whole numbers from 1", fix="mend them")
-    for name, choices in (("dtype", DTYPES), ("backend", BACKENDS)):
-        if settings.get(name, choices[0]) not in choices:
-            raise unknown_name(name, str(settings[name]), list(choices))
-    chosen = {"contenders": tuple(contenders), "batch_sizes": batch_sizes}
-    return Grid(**{**settings, **chosen, "benchmarks": tuple(settings.get("benchmarks") or ())})
+    lists = {name: tuple(chosen.get(name) or ()) for name in ("batch_sizes", "benchmarks")}
+    return Grid(**{**chosen, **lists, "contenders": tuple(contenders)})
 
 
 def _check(contenders: list[Line]) -> None:
@@ -173,6 +194,8 @@ def _contenders(given: Any, number: int) -> Iterator[Line]:
     where = f"contender {number}"
     if not isinstance(given, dict) or "method" not in given or "stage" not in given:
         raise UserError("a contender needs a method and a stage", where=where, fix="add them")
+    if empty := next((name for name, value in given.items() if value == []), None):
+        raise UserError(f"the list of {empty} is empty", where=where, fix="fill it, or leave it out")
     lists = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
     for values in product(*lists.values()):
         varied = [name for name, choices in lists.items() if len(choices) > 1]
@@ -180,24 +203,19 @@ def _contenders(given: Any, number: int) -> Iterator[Line]:
 
 
 def _contender(given: dict[str, Any], varied: list[str], where: str) -> Line:
-    for name in given:
-        if name not in _OWN and name not in OPTIONS:
-            known = ", ".join(sorted({*OPTIONS, *_OWN}))
-            raise UserError(f"unknown setting {name!r}", where=where, fix=f"known ones: {known}")
+    threshold = None if given.get("threshold") == "one" else given.get("threshold")
+    _checked(given | {"threshold": threshold}, _Given, where)
     method, options = given["method"], {name: value for name, value in given.items() if name in OPTIONS}
     try:
         check_options(method, Options(mask_id=0, **options))
-        stage(given["stage"])
-        if given.get("draft"):
-            stage(given["draft"])
+        for name in filter(None, (given["stage"], given.get("draft"))):
+            stage(name)
+        if threshold is not None and not METHODS[method].takes_threshold:
+            raise UserError(f"method {method!r} cannot take threshold {threshold!r}", fix="leave it out")
+        check_threshold(method, threshold, options.get("metric", "probability"))
     except UserError as error:
         raise UserError(error.what, where=where, fix=error.fix) from error
-    threshold = None if given.get("threshold") == "one" else given.get("threshold")
-    if threshold is not None and not (METHODS[method].takes_threshold and isinstance(threshold, (int, float))):
-        raise UserError(f"method {method!r} cannot take threshold {threshold!r}", where=where, fix="leave it out")
     compiled = given.get("compiled", False)
-    if not isinstance(compiled, bool):
-        raise UserError(f"compiled: {compiled} is neither true nor false", where=where, fix="write one of the two")
     said = [_said(name, given[name]) for name in varied if name != "compiled"]
     name = ", ".join([str(given.get("name", method)), *said])
     if not name.endswith(called("", compiled)):  # a user may have written the ending

@@ -45,7 +45,8 @@ class Running:
         self.thresholds: tuple[float, float] | None = None
         self.windows = (WIDEST, 1)
         self.lossless = True
-        self.accepted: Counter[int] = Counter()  # its steps with masks by the tokens that they settled beyond the first
+        # Its steps with masks, by their masks and the tokens that they settled beyond the first.
+        self.accepted: Counter[tuple[int, int]] = Counter()
         self._drafted = self.counted = 0  # masks that stood in its steps, up to that one of the engine
 
     def drafted(self, steps: int) -> int:
@@ -98,6 +99,7 @@ class Engine:
         self._apart: set[int] = set()  # those that wait since there was no memory for their prompts together
         self._steps = 0
         self._settled = self._rows = self._guesses = 0  # of the last two, those of requests that have ended
+        self._accepted: Counter[int] = Counter()  # drafts that counted, by their place in a step
         self._failed: list[int] = []  # requests that are to leave since they have failed
         self._by: Any = None  # what everybody in flight decodes by; None = not known
         self._stepping = False  # whether the last round was a step, so that newcomers come next
@@ -316,7 +318,8 @@ class Engine:
         if running.before < self._steps:  # else these are the prompt's
             self._settled += len(tokens)
             if running.knob.window > 1:  # without masks there is nothing to accept
-                running.accepted[len(tokens) - 1] += 1
+                running.accepted[running.knob.window - 1, len(tokens) - 1] += 1
+                self._accepted.update(range(len(tokens) - 1))
         found = self._read(running, tokens) if running.scored_slots else None
         if running.failure:
             self._failed.append(number)
@@ -347,7 +350,10 @@ class Engine:
         steps, drafted = self._steps - running.before, running.drafted(self._steps)
         self._rows += steps
         self._guesses += drafted
-        accepted = tuple(running.accepted[size] for size in range(running.windows[1] if steps else 0))
+        accepted = {
+            masks: tuple(running.accepted[masks, size] for size in range(self._widest))[: running.windows[1]]
+            for masks in sorted({masks for masks, _ in running.accepted})
+        }
         ending = Ending(
             finish, generation.emitted, generation.forwards, running.thresholds, running.windows, running.lossless,
             accepted, drafted, found, running.failure,
@@ -370,6 +376,7 @@ class Engine:
             settled=self._settled,
             rows=self._rows + sum(self._steps - one.before for one in self._running.values()),
             guesses=self._guesses + sum(one.drafted(self._steps) for one in self._running.values()),
+            accepted=tuple(self._accepted[place] for place in range(WIDEST - 1)),
             threshold=sum(taus) / len(taus) if taus else None,
             window=sum(one.knob.window for one in running) / len(running) if running else 0.0,
         )

@@ -28,6 +28,17 @@ from marsbench.training.objectives import IGNORED
 
 ROLES = ("system", "user", "assistant", "tool")
 Message = dict[str, str]  # role and content
+# What a turn may say beside its text. It would be lost, and the rest learned as if that were all.
+_BESIDE_TEXT = (
+    "tool_calls",
+    "function_call",
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+    "refusal",
+    "audio",
+    "images",
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +125,12 @@ def _from_hub(name: str) -> Any:
 
 
 def text_turns(turns: Any, which: str = "message {}") -> list[Message]:
-    """The turns of a conversation; raises ValueError for anything but text turns of known roles, `which` by number."""
+    """The turns of a conversation, with role and content alone.
+
+    Raises:
+        ValueError: a turn, `which` by number, that is no text turn of a known role, says something beside its text, or
+            is the assistant's and empty.
+    """
     if not isinstance(turns, list) or not turns:
         raise ValueError("messages is not a list of turns")
     for number, turn in enumerate(turns, 1):
@@ -124,6 +140,10 @@ def text_turns(turns: Any, which: str = "message {}") -> list[Message]:
         if turn["role"] not in ROLES:
             known = ", ".join(ROLES)
             raise ValueError(f"{which.format(number)} has the unknown role {turn['role']!r}; known: {known}")
+        if beside := next(filter(turn.get, _BESIDE_TEXT), None):
+            raise ValueError(f"{which.format(number)} has {beside}, and only text can be learned")
+        if turn["role"] == "assistant" and not turn["content"].strip():
+            raise ValueError(f"{which.format(number)} is an empty answer")
     return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
 
 
