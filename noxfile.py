@@ -89,6 +89,7 @@ def session_of(command: tuple[str, ...]) -> Callable[[nox.Session], None]:
 
 COMMANDS = {
     "gpu-check": (("gpu-check",), "Check a GPU: is it right, is it fast, what fits; writes reports/gpu.md."),
+    "gpu-window": (("gpu-window",), "All that a GPU can say in --minutes 10, what matters most first."),
     "reproduce-all": (
         ("reproduce", "all"),
         "Reproduce the whole paper, every table and figure in turn; writes reports/index.md and all it leads to.",

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from marsbench.compiled.graphs import kind_of_batch
+from marsbench.decoding.acceptance_report import Acceptance, cycle_in_words
 from marsbench.decoding.engine import Batch, KindOfBatch, Method, check_requests, decode
-from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request
+from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.files import check_can_be_written, write_atomically
 from marsbench.forward.limits import check_ids
 from marsbench.json_lines import read_lines
 from marsbench.line import Line
+from marsbench.methods import METHODS
 from marsbench.methods.fitting import default_ids, fit, remark_on_rounding
 from marsbench.progress import Reporter
 from marsbench.training.checkpoints import Loaded
@@ -62,13 +64,12 @@ class Answering:
         )  # fmt: skip
 
     def decode_all(self, requests: Sequence[Request], reporter: Reporter, title: str, **told: Any) -> list[Generation]:
-        """The same with a bar of requests."""
+        """`decode` with a progress bar of requests."""
         done = count(1)
         with reporter.bar(title) as bar:
             return self.decode(requests, on_finished=lambda *_: bar.update(next(done), len(requests)), **told)
 
     def text(self, tokens: list[int]) -> str:
-        """Tokens as text, without the special ones."""
         return str(self.loaded.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
@@ -85,9 +86,11 @@ def read_prompts(file: Path) -> list[list[int]]:
 
 def decode_file(
     answering: Answering, requests: Sequence[Request], source: Path, target: Path, reporter: Reporter,
-    *, eos_id: Sequence[int], pad_id: int,
-) -> None:  # fmt: skip
+    *, eos_id: Sequence[int], pad_id: int, acceptance: Path | None = None,
+) -> str:  # fmt: skip
     """Continue the requests read from `source`, one a line, and write `target`, in the same order and all at once.
+
+    What became of the drafts goes to `acceptance`, as CSV, and is what is returned in words; empty without drafts.
 
     `UserError` for a line that the model cannot run, or a target that cannot be written to, before anything is decoded.
     """
@@ -98,10 +101,19 @@ def decode_file(
         check_ids(model, EOS=token)
     check_ids(model, pad=pad_id)
     title = f"decoding {source.name} by {answering.method.name}"
-    generations = answering.decode_all(requests, reporter, title, eos_id=eos_id, pad_id=pad_id)
-    told = ("tokens", "forwards", "accepted", "finish")
+    meter = Meter()
+    generations = answering.decode_all(requests, reporter, title, eos_id=eos_id, pad_id=pad_id, meter=meter)
+    told = ("tokens", "forwards", "accepted", "finish", "acceptance_histogram_by_draft_length")
     lines = [json.dumps({name: getattr(generation, name) for name in told}) + "\n" for generation in generations]
     write_atomically(target, "".join(lines).encode())
+    drafts = Acceptance.of(generations)
+    if acceptance is not None:
+        write_atomically(acceptance, drafts.csv(source.stem).encode())
+    if not drafts.num_drafts:
+        return ""
+    return (
+        f"{drafts.in_words()}; {cycle_in_words(generations, meter, METHODS[answering.method.name].forwards_per_cycle)}"
+    )
 
 
 def check_target(source: Path, target: Path) -> None:

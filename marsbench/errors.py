@@ -25,7 +25,7 @@ class UserError(Exception):
 
     @property
     def reason(self) -> str:
-        """The same on one line, as the reason of a cell without numbers."""
+        """On one line, as the reason of a cell without numbers."""
         return f"{self.what}{f' ({self.where})' if self.where else ''}{f'; {self.fix}' if self.fix else ''}"
 
 

@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever sees half of one, or half a line."""
+"""Writing files and lines whole: a reader never sees half of one."""
 
 from __future__ import annotations
 

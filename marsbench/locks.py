@@ -18,7 +18,7 @@ _LOST_S = 3600.0  # of waiting, where a lock stays when the machine of its holde
 
 
 class LockedError(UserError):
-    """Somebody else holds a lock for longer than we want to wait."""
+    """Another process holds a lock for longer than we want to wait."""
 
 
 @contextmanager
@@ -26,12 +26,15 @@ def locked(
     file: Path, *, patience_s: float = math.inf, say: Callable[[str], None] | None = None,
     busy: str = "another process holds this lock",
 ) -> Iterator[bool]:  # fmt: skip
-    """Hold a lock for the time of a `with` block; gives whether somebody else held it first.
+    """Hold a lock for the time of a `with` block; gives whether another process held it first.
 
-    The system frees the locks of whoever dies. Where a file system has no such locks, a file that exists stands for
-    one, and it stays there if its holder's machine is lost: nobody waits longer than an hour for it. `say` is told whom
-    we wait for, once; a `LockedError` says that it is `busy` and who still holds it, a `UserError` that the file system
-    can lock nothing.
+    The system frees the locks of processes that die. On a file system without locks, an existing file stands for one;
+    it stays if its holder's machine is lost, so the wait is an hour at most. `say` is told once which process is waited
+    for.
+
+    Raises:
+        LockedError: the lock is `busy` for longer than `patience_s`.
+        UserError: the file system can lock nothing.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(file)
@@ -55,7 +58,7 @@ def locked(
 
 
 def _acquire(lock: BaseFileLock, patience_s: float) -> bool:
-    """Try to get a lock; gives whether somebody else still holds it."""
+    """Try to get a lock; gives whether another process still holds it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a file stands for a lock, where the file system has none
@@ -71,7 +74,6 @@ def _acquire(lock: BaseFileLock, patience_s: float) -> bool:
 
 
 def _holder(file: Path) -> str:
-    """Who holds a lock, as far as its file says."""
     try:
         process, host = file.read_text().split()[:2]
     except (OSError, ValueError):

@@ -31,7 +31,7 @@ class Step(NamedTuple):
     title: str
     done: int
     total: int
-    tokens_per_second: float = 0.0  # read, or written; 0 where nobody counts them
+    tokens_per_second: float = 0.0  # read, or written; 0 where they are not counted
 
 
 Follow = Callable[[Step], None]
@@ -104,7 +104,6 @@ class Reporter:
         self._said: set[str] = set()  # what must not be said twice
 
     def say(self, text: str) -> None:
-        """One line that stays."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
     def say_once(self, text: str) -> None:

@@ -119,7 +119,6 @@ def gpus_now() -> list[dict[str, Any]]:
 
 
 def _driver_says(of: str, *fields: str) -> list[list[str]]:
-    """What nvidia-smi answers, a list of fields for each line."""
     command = ["nvidia-smi", f"--query-{of}={','.join(fields)}", "--format=csv,noheader,nounits"]
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PATIENCE_S).stdout
     return [[part.strip() for part in line.split(",")] for line in said.splitlines() if line.strip()]

@@ -60,7 +60,6 @@ def answer(answering: Answering, question: str, max_new_tokens: int) -> Generati
 
 
 def shown(title: str, generation: Generation, tokenizer: PreTrainedTokenizerBase) -> Shown:
-    """Split a generation's text at the borders of its forward passes."""
     return merged(title, token_texts(generation.tokens, tokenizer), generation.settled_by, generation.forwards)
 
 

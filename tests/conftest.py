@@ -1,4 +1,4 @@
-"""What several test files share: the golden vectors with their two small checkpoints, and micro checkpoints."""
+"""What several test files share: the golden vectors with their two small checkpoints, and one run at scale micro."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import gc
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,12 @@ def golden_models() -> dict[str, PreTrainedModel]:
     }
 
 
+def shared(factory: pytest.TempPathFactory, name: str) -> Path:
+    """A folder that all test processes of a run share."""
+    own = factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+
+
 @pytest.fixture(scope="session")
 def micro_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint of every kind at scale micro, trained once for all test processes."""
@@ -74,13 +82,24 @@ def micro_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from marsbench.running.checkpoints import Checkpoints
     from marsbench.running.run import Run
 
-    own = tmp_path_factory.getbasetemp()
-    shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "micro"
-    with FileLock(f"{shared}.lock"):
-        run = Run(preset("micro"), Workspace(shared, "micro"))
+    folder = shared(tmp_path_factory, "micro")
+    with FileLock(f"{folder}.lock"):
+        run = Run(preset("micro"), Workspace(folder, "micro"))
         for stage in ("mars", "medusa", "draft_mars"):
             Checkpoints(run).path(TrainedStage.of(stage))
     return run.workspace.runs / "checkpoints"
+
+
+@pytest.fixture(scope="session")
+def reproduced(tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path) -> Path:
+    """Table 2 at scale micro, reproduced once for all test processes; copy what you change."""
+    folder = shared(tmp_path_factory, "reproduced")
+    command = [sys.executable, "-m", "marsbench", "reproduce", "table2", "--scale", "micro", "--output", str(folder)]
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "reports").exists():
+            shutil.copytree(micro_checkpoints, folder / "runs" / "micro" / "checkpoints")
+            subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    return folder
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ DRAFTING = {
     "linear": ("mars-verified", {"layout": "linear"}),
     "wide": ("mars-verified", {"block_size": 5}),
     "lookup": ("mars-lookup", {}),
+    "two forwards": ("uno", {}),
     "mars, one token": ("mars", {}),
     "no cache": ("mars-no-cache", {}),
 }

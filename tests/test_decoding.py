@@ -135,6 +135,22 @@ def test_ar_equals_generate(golden: dict[str, Any], golden_models: dict[str, Pre
     assert run(model, "ar", prompts) == run(model, "hf-generate", prompts, batch_size=1)
 
 
+def test_a_cycle_of_two_forwards_drafts_and_verifies(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against masks that are forwarded behind drafts, drafts that nobody verifies, and a token that waits for
+    the second forward although the first has settled it.
+    """
+    for prompt in golden["prompts"][:8]:
+        meter = Meter()
+        (found,) = run(golden_models["mars"], "uno", [prompt], limit=41, meter=meter)
+        first, second = found.accepted[::2], found.accepted[1::2]
+        assert {*first} == {1} and max(second) > 1
+        assert sum(found.accepted) == len(found.tokens) + (found.finish == "eos")
+        assert meter.positions <= 4 * meter.forwards, "W positions a forward, fewer only at the end"
+        assert meter.positions >= 4 * (meter.forwards - 2)
+
+
 def test_verified_masks_gain_more_than_trusted_ones(
     golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
 ) -> None:

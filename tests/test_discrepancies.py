@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from marsbench.findings.cells import BENCHMARKS
-from marsbench.presets import preset
 from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
 from marsbench.studies.discrepancies import (
     ALL_MASKS,
-    CACHE_BLOCKS,
-    LOOKED_AT,
     NO_CACHE,
-    PLAN,
     STUDY,
-    cache_grid,
-    masks_grid,
     tally,
 )
 
@@ -98,24 +90,3 @@ def test_the_knee_is_the_first_batch_size_without_a_gain(seconds: list[float], s
     """Guards against a knee that is passed over, or found where MARS is faster."""
     rows = [cell("mars", size, [taken] * 3) for size, taken in zip((1, 48), seconds, strict=True)]
     assert said in section(rows, "D14")
-
-
-def test_what_was_not_run_says_so() -> None:
-    """Guards against an empty section, and a page that cannot be rendered before everything is there."""
-    page = STUDY.render([], "mini")
-    numbers = re.findall(r"^## (D\d+):", page, re.MULTILINE)
-    assert len(numbers) == 10 and all(section([], number).rstrip().endswith(("not run", "|")) for number in numbers)
-    assert page.count("not run") >= len(numbers)
-    broken = [replace(row, status="failed", reason="out of memory", correct=[]) for row in cells("mars_b4", 1, 1)]
-    assert "failed: out of memory" in STUDY.render(broken, "mini")
-
-
-def test_every_line_that_is_shown_is_measured() -> None:
-    """Guards against a comparison with a line, or a contender, that nothing measures."""
-    names = {arm.name for arm in PLAN.lines}
-    assert set(LOOKED_AT) <= names
-    for scale in ("micro", "mini", "0.5b"):
-        every = masks_grid(preset(scale)).contenders[-1]
-        assert every.name == ALL_MASKS and every.options["appended_masks"] == preset(scale).max_new_tokens
-        blocks = [entry.options["cache_block"] for entry in cache_grid(preset(scale)).contenders[2:]]
-        assert tuple(blocks) == CACHE_BLOCKS

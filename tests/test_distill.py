@@ -281,13 +281,6 @@ def test_a_line_that_asks_nothing_is_named(mistake: str, model: Path, tmp_path: 
     assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]
 
 
-def test_an_empty_file_of_prompts_is_named(model: Path, tmp_path: Path) -> None:
-    """Guards against an empty outcome that looks like a success."""
-    (tmp_path / "in.jsonl").touch()
-    done = distill(model, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    assert done.exit_code == 2 and "the file is empty" in done.stderr
-
-
 def test_earlier_answers_are_said_to_be_learned(model: Path, tmp_path: Path) -> None:
     """Guards against words of others learned unseen."""
     turns = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}] * 2
@@ -425,25 +418,12 @@ def test_a_broken_log_is_named(whole: Path, model: Path, prompts: Path) -> None:
 # ---- what cannot be --------------------------------------------------------------------------------------------------
 
 
-def test_nothing_left_to_write_is_said(model: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against an empty file that the trainer would stumble over."""
-    done = distill(model, prompts, tmp_path / "chats.jsonl", "--max-new-tokens", "1", "--limit", "3")
-    assert done.exit_code == 2 and "nothing to write" in done.stderr, done.output
-    assert not (tmp_path / "chats.jsonl").exists()
-
-
 def test_a_checkpoint_without_a_chat_template_is_refused(model: Path, prompts: Path, tmp_path: Path) -> None:
     """Guards against answers to prompts that the model was never asked in such a form."""
     shutil.copytree(model, tmp_path / "plain")
     (tmp_path / "plain" / "chat_template.jinja").unlink()
     done = distill(tmp_path / "plain", prompts, tmp_path / "chats.jsonl")
     assert done.exit_code == 2 and "no chat template" in done.stderr
-
-
-def test_answers_as_long_as_the_context_are_refused(model: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against every prompt left out as too long, one by one."""
-    done = distill(model, prompts, tmp_path / "chats.jsonl", "--max-new-tokens", "160")
-    assert done.exit_code == 2 and "no room for a prompt" in done.stderr and "--max-new-tokens" in done.stderr
 
 
 def test_a_template_that_refuses_names_the_line(tmp_path: Path) -> None:
@@ -455,3 +435,22 @@ def test_a_template_that_refuses_names_the_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no system turns") as raised:
         Chats(tokenizer).encoded(prompts, Path("in.jsonl"))
     assert raised.value.where == "in.jsonl, line 2"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--max-new-tokens", "1", "--limit", "3"), "nothing to write"),
+        (("--max-new-tokens", "160"), "no room for a prompt"),
+        (("--prompts", "empty.jsonl"), "the file is empty"),
+    ],
+)
+def test_what_cannot_be_distilled_is_said(
+    options: tuple[str, ...], said: str, model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against empty files that look like a success, and every prompt left out as too long, one by one."""
+    monkeypatch.chdir(tmp_path)
+    Path("empty.jsonl").touch()
+    done = distill(model, prompts, tmp_path / "chats.jsonl", *options)
+    assert done.exit_code == 2 and said in done.stderr, done.output
+    assert not (tmp_path / "chats.jsonl").exists()

@@ -134,26 +134,6 @@ def anchors(page: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-@pytest.mark.parametrize(
-    ("heading", "anchor"),
-    [
-        ("Table 5: the block-level cache", "table-5-the-block-level-cache"),
-        ("The two layouts of `mars-verified`", "the-two-layouts-of-mars-verified"),
-        ("A [link](to.md), B_cache & more", "a-link-b_cache--more"),
-    ],
-)
-def test_slugs_are_those_of_github(heading: str, anchor: str) -> None:
-    """Guards against a check of anchors that goes by rules of its own."""
-    assert slug(heading) == anchor
-
-
-def test_headings_of_one_name_are_numbered(tmp_path: Path) -> None:
-    """Guards against links to the second of two equal headings that are taken for broken."""
-    page = tmp_path / "page.md"
-    page.write_text("# Rows\n\n## Rows\n\n## Rows\n\n```console\n# no heading\n```\n", encoding="utf-8")
-    assert anchors(page) == {"rows", "rows-1", "rows-2"}
-
-
 def test_links_lead_somewhere(page: Path) -> None:
     """Guards against links and images to files that were moved, and anchors of headings that were renamed."""
     prose = re.sub(r"(`+)(?:(?!\1).)+\1", "", parted(page)[0])
@@ -270,48 +250,6 @@ def check_names(values: dict[str, Any]) -> None:
     pages = [page for page in given("what") if values["command"] == "reproduce"]
     unknown = [*(set(pages) - {"all", *[item.key for item in items()]}), *(set(given("method")) - METHODS.keys())]
     assert not unknown, unknown
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("$ marsbench list    # what there is", [["list"]]),
-        ("$ marsbench train mars \\\n>     --block-size 8\nthe folder", [["train", "mars", "--block-size", "8"]]),
-        (
-            "$ for i in 1 2; do\n>   A=$((i - 1)) marsbench report --scale $i &\n> done; wait",
-            [["report", "--scale", "$i"]],
-        ),
-        ("$ accelerate launch --config_file f.yaml -m marsbench train mars", [["train", "mars"]]),
-        ("$ lm_eval --model marsbench --tasks gsm8k_cot", []),
-        ("$ nox -s reproduce-table2 -- --limit 8", [["reproduce", "table2", "--limit", "8"]]),
-        ("$ nox -s tests -- -k paper", []),
-    ],
-)
-def test_commands_are_found_in_console_blocks(tmp_path: Path, line: str, words: list[list[str]]) -> None:
-    """Guards against commands that escape the check: in loops, continued, or behind a launcher."""
-    page = tmp_path / "page.md"
-    page.write_text(f"```console\n{line}\n```\n", encoding="utf-8")
-    assert [one.words for one in typed(page)] == words
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["docter"],
-        ["eval", "--benchmark", "gsm8k", "--thresold", "0.9"],
-        ["tune", "--batch-size", "0"],
-        ["decode", "--model", "DIR"],
-        ["train"],
-        ["train", "marz"],
-        ["report", "--scale", "70b"],
-        ["reproduce", "table7"],
-        ["eval", "--benchmark", "gsm9k"],
-        ["show", "--method", "ar", "--method", "mars-verifyed"],
-    ],
-)
-def test_mistyped_commands_are_found_out(words: list[str]) -> None:
-    """Guards against a check of commands that lets everything through."""
-    assert complaint(words)
 
 
 def test_commands_parse(guide: Path) -> None:

@@ -35,6 +35,7 @@ LOSSLESS = {
     "groups": ("mars-verified", {}),
     "linear": ("mars-verified", {"layout": "linear"}),
     "lookup": ("mars-lookup", {}),
+    "two forwards": ("uno", {}),
     "mars, one token": ("mars", {}),
 }
 

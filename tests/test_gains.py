@@ -13,13 +13,11 @@ from made_up import answered, claim_lines, lines_of, section
 from transformers import AutoTokenizer
 
 from marsbench import world
-from marsbench.json_lines import parse_json
 from marsbench.line import TrainedStage
 from marsbench.overview.pages import write_page
 from marsbench.presets import preset
 from marsbench.progress import quieten_libraries
-from marsbench.rows.kinds import AnyRow, EvaluationRow, Row, TokenClassRow, TrainingRow
-from marsbench.rows.store import rows_text
+from marsbench.rows.kinds import EvaluationRow, Row, TokenClassRow, TrainingRow
 from marsbench.rows.workspace import Workspace
 from marsbench.running.cells import Cells, Table
 from marsbench.running.checkpoints import Checkpoints
@@ -30,8 +28,7 @@ from marsbench.statistics.intervals import Answers, share_of_tokens
 from marsbench.studies import study_of
 from marsbench.studies.gains import CLAIMS, STUDY
 from marsbench.studies.gains.free_tokens import Token, answers_of, share_free, share_together
-from marsbench.studies.gains.lines import ADAPTED, CHOSEN, CURVE, HEADED, MEASURED, PLAN, cross_fitted, fastest_within
-from marsbench.studies.gains.measuring import places
+from marsbench.studies.gains.lines import CHOSEN, CURVE, HEADED, MEASURED, PLAN, cross_fitted, fastest_within
 from marsbench.studies.gains.word_classes import CLASSES, template_words, token_class
 
 # ---- choosing a threshold -------------------------------------------------------------------------------------------
@@ -77,14 +74,6 @@ def test_choosing_among_equals_does_not_flatter() -> None:
     assert np.mean(fair) == pytest.approx(2.0, abs=0.02)
 
 
-def test_settings_that_cannot_be_compared_are_refused() -> None:
-    """Guards against settings of different questions, and against halves without a question."""
-    with pytest.raises(ValueError, match="nothing to choose from"):
-        cross_fitted([setting(set(), 10), Answers([1.0], [1], [1])], 1.0)
-    with pytest.raises(ValueError, match="nothing to choose from"):
-        cross_fitted([Answers([1.0], [1], [1])], 1.0)
-
-
 # ---- classes of tokens ----------------------------------------------------------------------------------------------
 
 
@@ -110,17 +99,6 @@ def test_tokens_of_the_world_get_the_class_that_a_reader_would_give(micro_checkp
     assert {kind for text, kind in program if not re.search(r"\w", text)} == {"symbols"}
     assert ("7", "digits") in program
     assert token_class(None, code=False, template=template) == "end"
-
-
-def test_half_of_the_answers_make_a_template() -> None:
-    """Guards against a word that counts twice because one answer says it twice."""
-    assert template_words([["The", " end"], [" The", " cat"], ["a", "a"], ["a", " 7"]]) == {"The", "a"}
-    assert template_words([["a", "a"], ["b"], ["c"]]) == set()
-
-
-def test_places_start_over_with_every_forward_pass() -> None:
-    """Guards against free tokens counted across forward passes."""
-    assert places([1, 1, 1, 2, 3, 3]) == [0, 1, 2, 0, 0, 1]
 
 
 def test_a_share_of_tokens_has_an_interval_over_questions() -> None:
@@ -192,30 +170,6 @@ def test_the_page_reports_what_the_other_half_chose() -> None:
     assert "up to 4 forward passes of a second" in text and "16 positions in `groups` and 9 in `linear`" in text
 
 
-def test_claims_on_the_page_can_fail() -> None:
-    """Guards against a verdict that favours verified MARS whatever was measured, and against a renamed line."""
-    found = {line[1]: line[3:] for line in claim_lines(section(STUDY.render(ROWS, "mini"), "Claims"))}
-    assert len(found) == len(CLAIMS) and all("not run" not in line for line in found.values())
-    groups = "Verified MARS (groups) emits more tokens per forward pass than "
-    assert found[groups + "Medusa with a tree"][0].startswith("+0.10 [")
-    assert found[groups + "Medusa with a tree"][4] == "supported"
-    assert found[groups + "speculative decoding"][0].startswith("-1.50 [")
-    assert found[groups + "speculative decoding"][4] == "not supported"
-    assert found[groups + "MARS that may lose accuracy"][0].startswith("+0.80 [")
-
-
-def test_the_adapter_has_a_line_where_it_was_run() -> None:
-    """Guards against empty lines on pages whose rows are older than the adapter, and a stage that nobody trained."""
-    without = [row for row in ROWS if getattr(row, "stage", "") != ADAPTED.stage]
-    for rows, count in ((ROWS, 2), (without, 0)):
-        text = STUDY.render(rows, "mini")
-        lines = lines_of(section(text, "Measured"))
-        assert len([line for line in lines if ADAPTED.label in line[0].split("; ")]) >= count
-        assert count or not any(ADAPTED.label in line[0] for line in lines)
-        assert bool(re.search(rf"\| {ADAPTED.stage} ", section(text, "Training"))) == bool(count)
-        assert line_of(section(text, "Measured"), "MARS verified, groups (W = 4)")
-
-
 def test_free_tokens_are_counted_by_class_and_by_pair() -> None:
     """Guards against a paid token taken for a free one, a lost end, and a pair read the wrong way round."""
     answers = answers_of(CLASSIFIED)
@@ -269,11 +223,6 @@ def test_nothing_undefined_is_printed_or_drawn(case: str, tmp_path: Path) -> Non
     assert all((tmp_path / link).is_file() for link in re.findall(r"\]\((\S+\.png)\)", text)) and len(figures) == 2
     if case == "skipped":
         assert "- GSM8K: skipped: no checkpoint" in text and "- skipped: no checkpoint" in text
-
-
-def test_rows_of_classes_survive_the_disk() -> None:
-    """Guards against a kind of row that is written and cannot be read."""
-    assert parse_json(rows_text([CLASSIFIED]), AnyRow) == CLASSIFIED
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------

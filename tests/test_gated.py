@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
 
@@ -31,12 +32,12 @@ from marsbench.forward.draft_head import Markov, Network
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.presets import HeadKind, preset
 from marsbench.training import objectives, records
-from marsbench.training.adapter_files import CONFIG, base_of, read_adapter
+from marsbench.training.adapter_files import CONFIG, base_of, read_adapter, write_adapter
 from marsbench.training.checkpoints import Loaded, load, with_adapter
 from marsbench.training.data import chat_prompt
-from marsbench.training.gated import GatedAdapter, HeadToTrain, gated_loss
+from marsbench.training.gated import GatedAdapter, HeadToTrain, cast_once, gated_loss
 from marsbench.training.objectives import IGNORED, mars_loss
-from marsbench.training.stages import recipe, stage
+from marsbench.training.stages import recipe
 from marsbench.training.trainer import train
 from marsbench.world import test_set as questions_of
 
@@ -124,6 +125,36 @@ def test_the_loss_is_that_of_masks_as_decoding_puts_them(
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
+class Casts(TorchDispatchMode):
+    """Counts casts to another type."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        self.count += function is torch.ops.aten._to_copy.default
+        return function(*given, **(named or {}))
+
+
+def test_frozen_weights_are_cast_once(golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against casts of all weights of a frozen model at every pass, and against other numbers without them."""
+    found, casts = [], []
+    for once in (False, True):
+        torch.manual_seed(0)
+        model = copy.deepcopy(golden_models["ar"]).requires_grad_(False)
+        adapter = GatedAdapter(model, 4)
+        ids = torch.randint(4, 90, (3, 20))
+        if once:
+            cast_once(model)
+        with Casts() as seen, torch.autocast("cpu", torch.bfloat16):
+            loss = gated_loss(adapter, ids, ids, model=model, block_size=4, mask_token_id=3)
+        loss.backward()
+        found.append([loss, *[one.grad for one in adapter.parameters() if one.grad is not None]])
+        casts.append(seen.count)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)) and len(found[0]) > 5
+    layers = sum(isinstance(part, nn.Linear) for part in model.get_decoder().modules())
+    assert casts[1] <= casts[0] - 2 * layers, "of both passes: over the clean tokens, and over masks"
+
+
 @pytest.mark.parametrize("head", HEADS)
 def test_only_the_adapter_learns(head: HeadKind, golden_models: dict[str, PreTrainedModel]) -> None:
     """Guards against gradients into the model, and against an adapter whose parts get none."""
@@ -179,6 +210,20 @@ def test_a_fresh_head_is_nothing_at_first(golden_models: dict[str, PreTrainedMod
         torch.manual_seed(0)
         losses.append(gated_loss(adapter, ids, labels, model=model, block_size=B, mask_token_id=MASK))
     assert losses[0] == losses[1] == losses[2]
+
+
+def test_a_stronger_adapter_acts_as_it_is_written(golden_models: dict[str, PreTrainedModel], tmp_path: Path) -> None:
+    """Guards against a strength that training has and the folder has not, and one that renames older checkpoints."""
+    model = copy.deepcopy(golden_models["ar"]).requires_grad_(False)
+    adapter = GatedAdapter(model, 2, strength=16.0)
+    for up in adapter.ups:
+        torch.nn.init.normal_(up)
+    write_adapter(adapter.adapter, model, tmp_path, "")
+    kept = read_adapter(tmp_path, model).maps
+    assert all(torch.equal(kept[name].up, 16 * up) for name, up in zip(adapter._names, adapter.ups, strict=True))
+    usual, strong = (recipe(MICRO, stage) for stage in ("mars_gated_network", "mars_gated_network_strong"))
+    assert strong.strength == 16 and usual.strength == 1 and usual.key != strong.key
+    assert usual.key == replace(usual, strength=1.0).key != replace(usual, strength=2.0).key
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -496,27 +541,6 @@ def test_a_damaged_head_is_refused(headed: Path, micro_checkpoints: Path, tmp_pa
     (unknown / records.RECORD).write_text(json.dumps(record))
     with pytest.raises(UserError, match="unknown kind of draft head 'tree'"):
         load(base, adapter=unknown)
-
-
-def test_an_adapter_from_before_heads_loads(made: Path, tmp_path: Path) -> None:
-    """Guards against a record without the field, and against keys that have moved."""
-    old = copied(made, tmp_path / "old")
-    record = json.loads((old / records.RECORD).read_text())
-    del record["recipe"]["head"]
-    (old / records.RECORD).write_text(json.dumps(record))
-    loaded = with_adapter(load(base_of(made)), old)
-    assert isinstance(loaded.model, Adapted) and loaded.model.adapter.head is None
-    for name in ("mars_gated", "mars"):
-        assert recipe(MICRO.adapted(head="none"), name).key == recipe(MICRO, name).key
-    assert recipe(MICRO.adapted(head="network"), "mars").key == recipe(MICRO, "mars").key
-
-
-def test_train_takes_the_kind_of_head(tmp_path: Path) -> None:
-    """Guards against a head that is asked for and not trained, or trained where there are no masks to guess."""
-    assert stage("mars_gated_network").head == recipe(MICRO.adapted(head="network"), "base_gated").head == "network"
-    for name, kind, said in (("mars_gated", "tree", "kind of draft head"), ("mars", "markov", "gated adapter")):
-        done = CliRunner().invoke(app, ["train", name, "--head", kind, "--output", str(tmp_path)])
-        assert done.exit_code == 2 and said in done.output
 
 
 def test_what_is_no_adapter_is_refused(micro_checkpoints: Path, made: Path, tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], int]] = {  # what is decoded how 
     "prompt-lookup": ("prompt-lookup", {}, 2),
     "mars-lookup in groups": ("mars-lookup", {"threshold": 0.3}, 2),
     "mars-lookup in a line": ("mars-lookup", {"threshold": 0.3, "layout": "linear"}, 2),
+    "uno": ("uno", {"threshold": 0.3}, 2),
     "speculative": ("speculative", {}, 2),
     "mars-speculative": ("mars-speculative", {"threshold": 0.3}, 3),
 }

@@ -6,22 +6,27 @@ import copy
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from packed_or_not import packing
+from test_graphs import taped
 from test_static import EOS, MASK, PAD, SETTINGS, llama, method_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from marsbench.compiled import graphs as graphs_module
 from marsbench.compiled.fixed import Steps
+from marsbench.compiled.graphs import Graphs
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
 from marsbench.forward import joined
 from marsbench.forward.joined import attend, parts_of
+from marsbench.methods.carried import carried_over
 from marsbench.training.medusa import MedusaHeads
 
 MOST = 18  # operations of one layer in one step
@@ -108,6 +113,34 @@ def test_the_answers_are_the_same(what: str, length: int, monkeypatch: pytest.Mo
             patch.setattr(joined, "joins", lambda device: False)
             plain = decode(copy.deepcopy(model), method, requests, **how)
         assert decode(model, method, requests, kind=lambda *a, **k: Batch(*a, shapes=Steps(), **k), **how) == plain
+
+
+@pytest.mark.parametrize("what", ["ar", "mars", "mars-verified, groups", "carried over"])
+def test_nothing_waits_for_the_device_in_a_recorded_step(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a step that cannot be captured, or reads memory that is gone: the stand-in raises for both."""
+    monkeypatch.setattr(graphs_module, "records_on", lambda device: True)
+    monkeypatch.setattr(graphs_module, "recorded", taped)
+    model, bar = qwen(), 0.3 if what in ("mars", "carried over") else None
+    method = method_of("mars" if what == "carried over" else what, {"mask_id": MASK})
+    if what == "carried over":
+        method = carried_over(method, [0, 2, 1], torch.device("cpu"))
+    requests = [Request([4 + row, 5, 6], 150, bar) for row in range(3)]
+    graphs = Graphs()
+    found = [decode(model, method, requests, eos_id=-1, pad_id=PAD, kind=graphs.batch) for _ in range(2)]
+    assert len(graphs) > 0 and found[0] == found[1]
+    assert found[0] == decode(model, method, requests, eos_id=-1, pad_id=PAD) or what == "carried over"
+
+
+def test_a_model_with_joined_weights_is_saved_whole(tmp_path: Path) -> None:
+    """Guards against a checkpoint that lacks weights, or holds them many times, since they share their memory."""
+    model = qwen()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    decode(model, method_of("ar", {}), [Request([4, 5, 6], 3)], eos_id=-1, pad_id=PAD)
+    model.save_pretrained(tmp_path)
+    size = sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
+    assert size < 1.2 * sum(one.nbytes for one in model.parameters()) + 10_000
+    found = Qwen2ForCausalLM.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(one, found[name]) for name, one in before.items())
 
 
 def test_weights_lie_in_memory_once_and_follow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_generate_names_every_option() -> None:
 def depends_on(name: str, option: str) -> bool:
     """Whether a method comes out otherwise for another value of an option."""
     another = {"metric": "margin", "layout": "linear", "draft_method": "mars", "draft_threshold": 0.5}
-    another |= {"quantised": "q8_0"}
+    another |= {"quantised": "q8_0", "lookup_bar": 0.5}
     by_mars = {"draft_method": "mars"} if option in ("block_size", "draft_threshold") else {}
     made = []
     for given in ({}, {option: another.get(option, 7)}):

@@ -82,12 +82,6 @@ def test_a_claim_pairs_lines_of_one_type_of_weights_on_the_same_questions() -> N
     assert refused.estimate is None and "types of weights" in refused.number
 
 
-def test_older_rows_without_digests_say_nothing_of_agreement() -> None:
-    """Guards against rows of before there were any, read as answers that all agree."""
-    page = STUDY.render([answers(AR, ["a"]), replace(answers(GROUPS, ["a"]), digests=[])], "135m")
-    assert "Of 0 answers" in page and "1 of 1 |" not in page
-
-
 def test_a_point_of_the_curve_is_a_training_with_answers() -> None:
     """Guards against tokens of one training beside the speed of another, and points that nobody measured."""
     trained = [
@@ -105,13 +99,6 @@ def test_a_point_of_the_curve_is_a_training_with_answers() -> None:
     assert [line[:2] for line in lines] == [["`base_gated`", "1,000"], ["`base_gated_4x`", "4,000"]]
     assert [line[2].partition(" ")[0] for line in lines] == ["2.00", "2.50"]
     assert "An adapter's weights, kept in fp32, take 37 MiB: 10.0 % of the model's." in page
-
-
-def test_what_is_missing_is_named() -> None:
-    """Guards against a page that looks whole while lines of it are not measured yet."""
-    page = STUDY.render([answers(AR, ["a"]), answers(AR, ["a"], "humaneval")], "135m")
-    (said,) = [line for line in page.splitlines() if line.startswith("**In part.**")]
-    assert GROUPS.label in said and AR.label not in said and said.endswith("the race.")
 
 
 def test_a_race_that_lacks_a_contender_is_said_to_be_in_part() -> None:

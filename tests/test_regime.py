@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -115,7 +116,8 @@ def test_text_loss_is_that_of_the_model(
 ) -> None:
     """Guards against padding that is counted, a shift by one, and texts of another difficulty."""
     monkeypatch.setattr(measuring, "TEXTS", 70)
-    run = Run(preset("micro"), Workspace(micro_checkpoints.parent.parent.parent, "micro"))
+    shutil.copytree(micro_checkpoints, tmp_path / "runs" / "micro" / "checkpoints")
+    run = Run(preset("micro"), Workspace(tmp_path, "micro"))
     first, second = text_losses(run)
     assert isinstance(first, TextLossRow) and (first.stage, second.stage) == ("base", "ar_sft")
     loaded = Checkpoints(run).load(TrainedStage("base", None))

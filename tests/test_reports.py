@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import sqrt
 from pathlib import Path
 from statistics import NormalDist, mean, median
 from typing import Any
@@ -14,16 +13,12 @@ import numpy as np
 import pytest
 from made_up import answered, section
 
-from marsbench.errors import UserError
 from marsbench.findings.cells import BENCHMARKS
 from marsbench.findings.in_words import bracketed, duration, p_value, plus_minus, signed_number
-from marsbench.line import Line
 from marsbench.overview.pages import write_page
-from marsbench.paper import published
 from marsbench.rendering.markdown import table
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, TrainingRow
 from marsbench.statistics.intervals import Estimate, Interval, accuracy, mean_of_benchmarks, tokens_per_forward
-from marsbench.studies import studies, study_of
 from marsbench.studies.table2 import CLAIMS, PAGE, STUDY
 
 PLAN, render = PAGE.plan, STUDY.render
@@ -107,47 +102,6 @@ def verdicts(page: str) -> list[str]:
     return [line[VERDICT] if len(line) == CLAIM else line[-1] for line in lines]
 
 
-def wilson(share: float, n: int) -> tuple[float, float]:
-    centre = (share + Z**2 / (2 * n)) / (1 + Z**2 / n)
-    half = Z / (1 + Z**2 / n) * sqrt(share * (1 - share) / n + Z**2 / (4 * n**2))
-    return centre - half, centre + half
-
-
-@pytest.mark.parametrize("arm", PLAN.lines, ids=lambda arm: arm.name)
-def test_measured_line_is_what_the_rows_say(arm: Line) -> None:
-    """Guards against a number in the wrong line or column, and against any wrong statistic in a cell."""
-    rows = [evaluation(arm.name, name) for name in BENCHMARKS]
-    shares = [mean(row.correct) for row in rows]
-    limits = [wilson(share, QUESTIONS) for share in shares]
-    cells = [f"{100 * p:.1f} ± {50 * (high - low):.1f}" for p, (low, high) in zip(shares, limits, strict=True)]
-    below = sqrt(sum((p - low) ** 2 for p, (low, _) in zip(shares, limits, strict=True))) / 6
-    over = sqrt(sum((high - p) ** 2 for p, (_, high) in zip(shares, limits, strict=True))) / 6
-    average = f"{100 * mean(shares):.1f} ± {50 * (below + over):.1f}"
-    speeds = [sum(row.emitted) / sum(row.forwards) for row in rows]
-    line = cells_of(section(render(ROWS, "mini"), "Measured"), arm.label)[0]
-    assert line[1:8] == [*cells, average]
-    assert line[8].split(" ± ")[0] == f"{mean(speeds):.2f}"
-
-
-def test_tokens_per_forward_interval_agrees_with_a_bootstrap() -> None:
-    """Guards against an interval of the wrong size beside tokens per forward pass."""
-    generator = np.random.default_rng(1)
-    variance = 0.0
-    for name in BENCHMARKS:
-        row = evaluation("mars_95", name)
-        drawn = generator.integers(0, QUESTIONS, (2000, QUESTIONS))
-        ratios = np.array(row.emitted)[drawn].sum(axis=1) / np.array(row.forwards)[drawn].sum(axis=1)
-        variance += float(np.var(ratios)) / len(BENCHMARKS) ** 2
-    line = cells_of(section(render(ROWS, "mini"), "Measured"), "MARS (B = 4, tau = .95)")[0]
-    assert float(line[8].split(" ± ")[1]) == pytest.approx(Z * sqrt(variance), rel=0.1)
-
-
-def test_questions_are_counted_per_benchmark() -> None:
-    """Guards against an n that is not the number of answers behind the column."""
-    line = cells_of(section(render(ROWS, "mini"), "Measured"), "questions")[0]
-    assert line[1:7] == [str(QUESTIONS)] * 6
-
-
 def test_claims_compare_the_arms_that_they_name() -> None:
     """Guards against a swapped sign or pair: difference, questions and p are worked out from the rows."""
     page = section(render(ROWS, "mini"), "Claims")
@@ -187,13 +141,6 @@ def test_verdicts_follow_the_data(better: int, worse: int, matches: str, exceeds
     assert verdicts(page)[:2] == [matches, exceeds]
 
 
-def test_several_tokens_per_forward_needs_an_interval_above_one() -> None:
-    """Guards against a claim of speed from an arm that emits one token per forward pass."""
-    rows = changed(lambda row: replace(row, emitted=row.forwards))
-    assert "holds" in verdicts(render(ROWS, "mini")) and "holds" not in verdicts(render(rows, "mini"))
-    assert "unclear" in verdicts(render(rows, "mini"))
-
-
 def test_missing_arm_is_not_run_everywhere() -> None:
     """Guards against a crash, or a verdict, when part of a sweep has not run yet."""
     page = render(changed(lambda row: None if row.arm == "mars_no_sft" else row), "mini")
@@ -225,7 +172,7 @@ def test_arms_with_unequal_questions_are_not_compared() -> None:
     """Guards against a crash or a wrong pairing when arms were run with different limits."""
     shorter = changed(lambda row: replace(row, correct=row.correct[:30]) if row.arm == "ar_sft" else row)
     line = cells_of(section(render(shorter, "mini"), "Claims"), "a")[0]
-    assert "30 answers cannot be paired" in line[3]
+    assert "several numbers of questions (30, 37)" in line[3]
     assert line[VERDICT] == "not run"
 
 
@@ -245,12 +192,6 @@ def test_other_scales_are_left_out() -> None:
     assert "they are not Qwen numbers" not in other
 
 
-def test_real_benchmarks_stand_in_the_same_columns() -> None:
-    """Guards against columns that only know the mini benchmarks."""
-    real = changed(lambda row: replace(row, benchmark=row.benchmark.removeprefix("mini_")))
-    assert section(render(real, "mini"), "Measured") == section(render(ROWS, "mini"), "Measured")
-
-
 def test_answers_cut_at_the_limit_are_shown() -> None:
     """Guards against hiding that answers were cut, and against an empty table where none was."""
     cut = changed(lambda row: replace(row, finished=[0, 0, *row.finished[2:]]) if row.arm == "mars" else row)
@@ -258,39 +199,6 @@ def test_answers_cut_at_the_limit_are_shown() -> None:
     line = cells_of(section(render(cut, "mini"), "Measured").split(text)[1], "MARS (B = 4)")[0]
     assert line[1:] == [f"{100 * 2 / QUESTIONS:.1f}"] * 6
     assert text not in render(ROWS, "mini")
-
-
-def test_published_numbers_stay_in_their_own_tables() -> None:
-    """Guards against a published number that stands where a measured one is expected."""
-    page = render([], "mini")
-    rest = page.replace(section(page, "The paper's numbers"), "")
-    numbers = {f"{row.value:.1f}" for row in published("2")}
-    assert not numbers & set(re.findall(r"\d+\.\d+", rest.split("**Published:**")[0]))
-    assert section(page, "The paper's numbers") == section(render(ROWS, "mini"), "The paper's numbers")
-    assert (
-        page.split("**Published:**")[1].split("## ")[0]
-        == (render(ROWS, "mini").split("**Published:**")[1].split("## ")[0])
-    )
-
-
-def test_every_published_number_of_the_table_is_shown() -> None:
-    """Guards against lost lines, and against the paper's lines under the wrong label."""
-    text = section(render(ROWS, "mini"), "The paper's numbers")
-    shown = {(model, line[1]): line[2:] for model in ("Qwen2.5 0.5B", "Qwen2.5 7B") for line in cells_of(text, model)}
-    assert sum(map(len, shown.values())) == len(published("2"))
-    heads = [*BENCHMARKS, "average"]
-    ours = [published("2", scale="7b", method="mars", benchmark=name)[0].value for name in heads]
-    assert shown["Qwen2.5 7B", "MARS (B = 4)"] == [f"{value:.1f}" for value in ours]
-
-
-def test_published_differences_are_those_of_the_published_averages() -> None:
-    """Guards against a sign or pairing slip in what the paper is said to say."""
-    text = render(ROWS, "mini").split("**Published:**")[1]
-    values = {(row.scale, row.method): row.value for row in published("2", benchmark="average")}
-    small = values["0.5b", "ar_sft_5ep"] - values["0.5b", "block_diffusion"]
-    assert cells_of(text, "c")[0][2:] == [f"{small:+.1f}", "n/a"]
-    large = values["7b", "mars"] - values["7b", "ar_sft_5ep"]
-    assert cells_of(text, "a")[0][3] == f"{large:+.1f}"
 
 
 def test_training_is_what_the_rows_say() -> None:
@@ -367,13 +275,6 @@ def test_nothing_undefined_is_printed(rows: list[Row]) -> None:
     assert len(verdicts(page)) == len([claim for claim in CLAIMS if not left_out & {*claim.lines}])
 
 
-def test_claims_name_arms_of_the_plan() -> None:
-    """Guards against a renamed arm, which would leave its claim "not run" for ever."""
-    page = render(ROWS, "mini")
-    assert "not run" not in page
-    assert len(verdicts(page)) == len(CLAIMS)
-
-
 def test_report_is_written_the_same_twice(tmp_path: Path) -> None:
     """Guards against clocks, random identifiers and sets in the files, and against leftovers of writing."""
     first = write_page(STUDY, ROWS, "mini", tmp_path / "first")
@@ -383,21 +284,6 @@ def test_report_is_written_the_same_twice(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     assert sorted(path for path in (tmp_path / "first").rglob("*") if path.is_file()) == sorted(first)
     assert first[0].read_text(encoding="utf-8") == render(ROWS, "mini")
-
-
-def test_figure_follows_the_rows(tmp_path: Path) -> None:
-    """Guards against a figure that is drawn without its data, and against a crash where none is left."""
-    full = write_page(STUDY, ROWS, "mini", tmp_path / "full")[2].read_bytes()
-    partly = write_page(STUDY, changed(failed_humaneval), "mini", tmp_path / "partly")[2].read_bytes()
-    empty = write_page(STUDY, [], "mini", tmp_path / "empty")[2].read_bytes()
-    assert len({full, partly, empty}) == 3
-
-
-def test_figure_link_leads_to_the_figure(tmp_path: Path) -> None:
-    """Guards against a page with a broken image."""
-    page = write_page(STUDY, [], "mini", tmp_path)[0]
-    links = re.findall(r"\]\((\S+\.png)\)", page.read_text(encoding="utf-8"))
-    assert links and all((page.parent / link).is_file() for link in links)
 
 
 def test_failed_drawing_leaves_the_old_page(tmp_path: Path) -> None:
@@ -413,12 +299,6 @@ def test_failed_drawing_leaves_the_old_page(tmp_path: Path) -> None:
     assert page.read_bytes() == before
 
 
-def test_unknown_table_is_the_users_to_mend() -> None:
-    """Guards against a traceback for a table that has no report."""
-    with pytest.raises(UserError, match="choose one of: table2"):
-        study_of("table99")
-
-
 @pytest.mark.parametrize("page", [one for one in REPORTS.rglob("*.md") if "seed" not in str(one)], ids=str)
 def test_a_page_can_be_read_in_three_minutes(page: Path) -> None:
     """Guards against an answer longer than five sentences, a table of more lines than one takes in, and one that
@@ -429,13 +309,6 @@ def test_a_page_can_be_read_in_three_minutes(page: Path) -> None:
     assert len(text.splitlines()) <= 250
     tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
     assert page.name == "index.md" or all(len(one.splitlines()) - 2 <= 12 for one in tables)
-
-
-def test_every_report_has_a_plan() -> None:
-    """Guards against a report of a table that no sweep can measure."""
-    without = {key: study for key, study in studies().items() if study.plan is None}
-    assert set(without) == {"compiled", "engine", "serving", "speedup"}
-    assert without["engine"].measure and without["speedup"].grid
 
 
 @pytest.mark.parametrize(

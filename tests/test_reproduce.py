@@ -64,14 +64,6 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.fixture(scope="module")
-def reproduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted run."""
-    output = tmp_path_factory.mktemp("whole")
-    subprocess.run(command(*MICRO, str(output)), env=environment(), check=True)
-    return output
-
-
 def rows_of(output: Path) -> list[dict[str, Any]]:
     """The published rows without what may differ between two runs of one seed: times and origins."""
     rows = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import resource
 import shutil
 import socket
 import subprocess
@@ -530,44 +529,6 @@ def test_training_hours_are_the_papers() -> None:
 
 
 # ---- the true size ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("MARSBENCH_TRUE_SIZE" not in os.environ, reason="takes minutes, 20 GB of memory and of disk")
-@pytest.mark.skipif("MARSBENCH_DATA" not in os.environ, reason="MARSBENCH_DATA does not say where sft/ lies")
-def test_a_model_of_the_true_size_trains_and_decodes(tmp_path: Path) -> None:
-    """Guards against what only half a billion parameters show: memory, bf16, 151,936 logits. Random weights."""
-    data = Path(os.environ["MARSBENCH_DATA"]) / "sft" / "gsm8k_train.jsonl"
-    texts = [message["content"] for line in data.open() for message in json.loads(line)["messages"]]
-    tokenizer = base_tokenizer(texts, 4000)
-    config = Qwen2Config(
-        vocab_size=151_936,
-        hidden_size=896,
-        num_hidden_layers=24,
-        intermediate_size=4864,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    model = Qwen2ForCausalLM(config)
-    assert model.num_parameters() == 494_032_768
-    model.save_pretrained(tmp_path / "base")
-    tokenizer.save_pretrained(tmp_path / "base")
-    del model
-    start = ["--scale", "0.5b", "--base", str(tmp_path / "base"), "--chat-data", str(data), "--output", str(tmp_path)]
-    folder = run("train", "mars", *start, "--max-steps", "2", "--batch-size", "4").strip()
-    (tmp_path / "prompts.jsonl").write_text('{"prompt_ids": [5, 6, 7, 8]}\n{"prompt_ids": [9, 10, 11]}\n')
-    said = {}
-    for method in ("ar", "mars", "mars-verified"):
-        out = tmp_path / f"{method}.jsonl"
-        prompts = ["--prompt-ids", str(tmp_path / "prompts.jsonl"), "--out", str(out), "--max-new-tokens", "16"]
-        run("decode", "--model", folder, "--method", method, *prompts)
-        said[method] = [json.loads(line)["tokens"] for line in out.read_text().splitlines()]
-    assert said["ar"] == said["mars"] == said["mars-verified"]
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
-    print(f"peak memory of any of these processes: {peak:.1f} GiB")
-    assert peak < 20
 
 
 def run(*arguments: str) -> str:

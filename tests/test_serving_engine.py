@@ -152,6 +152,11 @@ def test_tokens_are_those_of_the_method(
         )
         assert ending.thresholds == (None if tau is None else (tau, tau))
         assert ending.windows == ((1, 1) if method == "ar" else (4, 4))
+        assert [*ending.accepted] == ([] if method == "ar" or ending.forwards == 1 else [3])
+        assert method == "ar" or sum(map(sum, ending.accepted.values())) == ending.forwards - 1
+    counted = [sizes for ending in log.ended.values() for sizes in ending.accepted.values()]
+    at_least = [sum(sum(sizes[place:]) for sizes in counted) for place in (1, 2, 3)]
+    assert list(log.state.accepted) == [*at_least, *[0] * 12]
 
 
 def test_the_knob_is_for_those_who_fixed_none(

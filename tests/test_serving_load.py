@@ -185,7 +185,6 @@ def test_the_study_runs_and_resumes(micro_checkpoints: Path, tmp_path: Path, mon
     }
     for row in rows:
         assert row.answered == row.requests and row.right is not None
-        assert len(row.others_cores) == 1 and row.others_cores[0] >= 0
         assert row.whole[0] >= row.first_token[0] > 0 and row.waited <= 1.01 * row.took * row.answered
     by_cell = {(row.policy, row.shape, row.load): row for row in rows}
     assert len({by_cell[policy.name, "steady", 1.0].requests for policy in POLICIES}) == 1

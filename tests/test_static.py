@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +23,7 @@ from marsbench.methods import METHODS, Options, build_method
 from marsbench.training.medusa import MedusaHeads
 
 EOS, PAD, MASK, VOCABULARY = 2, 0, 3, 48
-REQUESTS = int(os.environ.get("MARSBENCH_SOAK", "60"))
+REQUESTS = 60
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ar": ("ar", {}),
@@ -32,6 +31,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mars-verified, groups": ("mars-verified", {}),
     "mars-verified, two groups": ("mars-verified", {"groups": 2}),
     "mars-verified, linear": ("mars-verified", {"layout": "linear", "block_size": 3}),
+    "uno": ("uno", {"block_size": 3}),
     "speculative": ("speculative", {"draft_length": 3}),
     "mars-speculative": ("mars-speculative", {"draft_length": 2}),
     "medusa, chain": ("medusa", {}),
@@ -39,6 +39,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "jacobi": ("jacobi", {}),
     "prompt-lookup": ("prompt-lookup", {}),
     "mars-lookup, groups": ("mars-lookup", {"block_size": 3, "draft_length": 2}),
+    "mars-lookup with a bar": ("mars-lookup", {"block_size": 3, "draft_length": 2, "lookup_bar": 0.5}),
     "mars-lookup, linear": ("mars-lookup", {"layout": "linear", "block_size": 3, "draft_length": 2}),
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import random
 import re
 import shutil
@@ -25,7 +24,7 @@ from marsbench.cli import app
 from marsbench.decoding.generation import Meter, Request
 from marsbench.errors import UserError
 from marsbench.findings.export import export, frame, matching, merged
-from marsbench.findings.sweep import Agreement, SweepCells, agreement, speed_up
+from marsbench.findings.sweep import Agreement, SweepCells, agreement
 from marsbench.line import Line
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.paths import PACKAGE
@@ -39,7 +38,7 @@ from marsbench.rows.workspace import Workspace
 from marsbench.statistics.intervals import Interval
 from marsbench.training.checkpoints import Loaded
 
-KILLS = int(os.environ.get("MARSBENCH_KILLS", "3"))
+KILLS = 3
 SMALL: dict[str, Any] = {
     "batch_sizes": [2],
     "prompts": 6,
@@ -115,21 +114,6 @@ def test_lossless_methods_give_the_tokens_of_ar(swept: Path) -> None:
         assert row.same_as["ar"] == row.prompts, row.contender
 
 
-def test_a_baseline_is_as_fast_as_itself(swept: Path) -> None:
-    """Guards against ratios of other numbers than those of the same laps."""
-    for row in rows_in(swept):
-        if row.contender == "ar":
-            ratio = speed_up(row)
-            assert ratio is not None and ratio.value == 1 and ratio.interval == Interval(1, 1)
-
-
-def test_latency_lies_within_the_lap(swept: Path) -> None:
-    """Guards against stamps of another batch, and against a first token that comes after the last."""
-    for row in rows_in(swept):
-        for first, last, emitted in zip(row.first_token, row.last_token, row.emitted, strict=True):
-            assert 0 < first <= last and (emitted > 1 or first == last)
-
-
 def test_nothing_is_measured_twice(swept: Path) -> None:
     """Guards against a second run that races again what is there."""
     before = Workspace(swept, "micro").row_file.read_bytes()
@@ -194,7 +178,7 @@ def size_of(folder: Path) -> int:
 def comparable(row: SweepRow) -> SweepRow:
     """A row without what differs between two runs of one sweep."""
     tokens = {name: {"emitted": one["emitted"]} for name, one in row.baselines.items()}
-    return replace(row, seconds=[], others_cores=[], first_token=[], last_token=[], baselines=tokens, provenance={})
+    return replace(row, seconds=[], first_token=[], last_token=[], baselines=tokens, provenance={})
 
 
 def test_killed_at_any_moment_it_loses_a_round_at_most(swept: Path, tmp_path: Path) -> None:
@@ -411,30 +395,16 @@ def test_the_guide_says_what_a_run_on_a_gpu_costs(scale: str, wide_terminal: Non
     told = {row[0].strip(" `"): float(row[column]) for row in map(parts_of, guide.splitlines()) if len(row) == 3}
     plans = {"reproduce table2": "--table 2", "sweep": "--sweep", "sweep --quick": "--sweep --quick"}
     for run, options in {**plans, "reproduce all": "--table all"}.items():
-        done = CliRunner().invoke(app, ["plan", "--scale", scale, *options.split(), "--price-per-hour", "2"])
-        said = re.search(r"(?:one GPU|it may be:) ([\d.]+) hours \(([\d,.]+) at 2 an hour\)", done.output)
+        done = CliRunner().invoke(app, ["plan", "--scale", scale, *options.split()])
+        said = re.search(r"it may be: ([\d.]+) hours", done.output)
         assert said, done.output
-        assert float(said[1]) == told[run] and float(said[2]) == pytest.approx(2 * told[run], abs=0.6)
+        assert float(said[1]) == told[run]
 
 
 def parts_of(line: str) -> list[str]:
     """The parts of a table's line whose second one is a number."""
     parts = line.strip("|").split("|")
     return parts if re.fullmatch(r" [\d.]+ ", parts[1] if len(parts) > 1 else "") else []
-
-
-def test_the_default_grid_measures_what_it_must() -> None:
-    """Guards against a contender dropped from the grid that people cite."""
-    grid = read_grid(shipped_grid("mini"))
-    assert grid.batch_sizes == (1, 4, 8, 16) and grid.repeats >= 5
-    assert {entry.threshold for entry in grid.contenders if entry.method == "mars"} == {
-        None, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5,
-    }  # fmt: skip
-    assert {entry.options["cache_block"] for entry in grid.contenders if entry.method == "mars-block-cache"} == {
-        4, 8, 16, 32, 64,
-    }  # fmt: skip
-    methods = {entry.method for entry in grid.contenders}
-    assert {"mars-verified", "speculative", "medusa", "jacobi", "prompt-lookup", "hf-generate"} <= methods
 
 
 def broken(**changes: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up import PAGES, answered, claim_lines, lines_of, nox_sessions, render, section
+from made_up import PAGES, answered, lines_of, nox_sessions, section
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -24,9 +24,8 @@ from marsbench.findings.claims import ELSEWHERE, OURS, Claim, Finding, judge_all
 from marsbench.findings.collection import collect
 from marsbench.findings.seeds import pooled
 from marsbench.overview import index, reproduction, work
-from marsbench.overview.pages import whole_paper, write_whole_paper
+from marsbench.overview.pages import whole_paper
 from marsbench.overview.work import executor_of
-from marsbench.paper import published
 from marsbench.presets import preset
 from marsbench.racing.sweep import Sweep
 from marsbench.rendering.claims import heading, held_against, sentence, sentences
@@ -104,19 +103,6 @@ def test_seeds_are_pooled_question_by_question() -> None:
     assert found.forwards == [sum(values) for values in zip(*[row.forwards for row in alone], strict=True)]
 
 
-def test_what_a_seed_lacks_is_not_pooled() -> None:
-    """Guards against a cell of two seeds that passes for one of three."""
-    first, second = rows_of_seeds(2)
-
-    def change(row: Row) -> Row:
-        assert isinstance(row, EvaluationRow)
-        shorter = {"correct": row.correct[1:], "emitted": row.emitted[1:], "forwards": row.forwards[1:]}
-        return {"mars": replace(row, status="skipped"), "base": replace(row, **shorter)}.get(row.arm, row)  # type: ignore[arg-type]
-
-    cells = latest_cells(pooled([first, [change(row) for row in second]]))
-    assert {arm for arm, _ in cells} == {arm.name for arm in TABLE2.plan.lines} - {"mars", "base"}
-
-
 def test_a_claim_over_seeds_by_hand() -> None:
     """Guards against an interval without training noise, a value that is not the seeds' mean, and a lost verdict."""
     seeds = rows_of_seeds(3)
@@ -131,19 +117,6 @@ def test_a_claim_over_seeds_by_hand() -> None:
     assert together.verdict == MATCHES.bound.verdict(together.estimate.interval)
 
 
-def test_seeds_that_differ_a_lot_stay_within_100_points() -> None:
-    """Guards against an interval beyond what two accuracies can differ by, and one that is cut at the wrong end."""
-    always, never = [1.0] * QUESTIONS, [0.0] * QUESTIONS
-    ours = {0: always, 1: always, 2: [1.0] * (QUESTIONS // 2) + [0.0] * (QUESTIONS // 2)}
-    seeds: list[list[Row]] = [
-        [replace(row, correct={"mars": ours[seed], "ar_sft": never}.get(row.arm, row.correct))
-         for row in evaluation_rows(TABLE2, seed)]
-        for seed in ours
-    ]  # fmt: skip
-    found = over(*seeds).estimate
-    assert found and found.interval.high == 100.0 and found.interval.low > -100.0
-
-
 def test_scatter_between_seeds_can_undo_a_verdict() -> None:
     """Guards against a verdict that is still that of the questions alone."""
 
@@ -153,13 +126,6 @@ def test_scatter_between_seeds_can_undo_a_verdict() -> None:
 
     assert over(*[answers(20, seed) for seed in range(3)]).verdict == "supported"
     assert over(answers(2, 0), answers(20, 1), answers(38, 2)).verdict == "inconclusive"
-
-
-def test_one_seed_is_judged_as_on_its_page() -> None:
-    """Guards against a second kind of interval for what was trained once."""
-    (rows,) = rows_of_seeds(1)
-    assert over(rows) == replace(of_table2(rows), p=over(rows).p, needed=over(rows).needed)
-    assert over() == Finding(MATCHES) and over([]) == of_table2([])
 
 
 def test_an_unfinished_seed_does_not_count() -> None:
@@ -297,32 +263,12 @@ def test_a_step_costs_about_twice(ratio: float, verdict: str) -> None:
     assert claim("costs about twice").of([StepCostRow("k", "done", "", "mini", seconds)]).verdict == verdict
 
 
-def test_steps_of_several_seeds_stand_side_by_side() -> None:
-    """Guards against one slow step that sets the pace of all seeds, and a value that none of them has."""
-    mars = ([2.0, 2.0, 9.0], [2.0, 9.0, 2.0], [9.0, 2.0, 2.0])
-    found = [StepCostRow("k", "done", "", "mini", {"ar": [1.0] * 3, "mars": [*steps]}) for steps in mars]
-    together = claim("costs about twice").over([[row] for row in found])
-    assert together.estimate and (together.estimate.value, together.estimate.n, together.seeds) == (2.0, 9, 3)
-
-
 @pytest.mark.parametrize(("more", "verdict"), [(0, "supported"), (1, "not supported")])
 def test_parameters_are_counted(more: int, verdict: str) -> None:
     """Guards against a MARS with a parameter more that passes for the same model."""
     sizes = {("ar_sft", None): 1000, ("mars", 4): 1000 + more}
     rows = [TrainingRow(s, "done", "", "mini", s, b, n, 1, 1, 1.0, 1.0) for (s, b), n in sizes.items()]
     assert claim("adds no parameters").of(rows).verdict == verdict
-
-
-def test_published_numbers_of_speed_are_the_papers() -> None:
-    """Guards against a speed-up of another batch size or line beside a measured one."""
-    best = max(row.value for row in published("5", batch_size=4, metric="speedup"))
-    assert claim("faster than AR with a KV cache at batch 4").published("7b") == best
-    yields = {row.target: row.value for row in published("6", draft="ar_sft_0.5b", metric="tokens_per_target_forward")}
-    gain = yields["mars_7b_b4"] - yields["ar_sft_7b"]
-    assert claim("yields more tokens per target").published("7b") == gain
-    hours = {row.method: row.value for row in published("A", scale="0.5b")}
-    assert claim("costs about twice").published("0.5b") == hours["mars"] / hours["ar_sft"]
-    assert claim("shrinks as the batch grows").published("0.5b") is None
 
 
 # ---- the pages ------------------------------------------------------------------------------------------------------
@@ -365,52 +311,6 @@ def test_every_claim_is_listed_once_with_its_verdict_at_every_scale(published_ro
     assert (half[6], half[13]) == ("1", "[table2](0.5b/table2.md)")
 
 
-def test_pages_of_single_seeds_say_what_the_page_of_claims_says(published_rows: Path) -> None:
-    """Guards against a page of one training whose verdicts contradict those of all trainings."""
-    done = CliRunner().invoke(app, ["report", "--output", str(published_rows)])
-    assert done.exit_code == 0, done.output
-    lines = [line for line in lines_of(page_of(published_rows, "claims")) if line[-1] == "[table2](table2.md)"]
-    details = {line[3]: line for line in lines}
-    for folder in ("", "mini/seed1/"):
-        text = (published_rows / "reports" / f"{folder}table2.md").read_text()
-        shown = claim_lines(section(text, "Claims"))
-        assert len(shown) == len(TABLE2.claims)
-        again = {held_against(one) for one in TABLE2.claims if one.again}
-        for line in (line for line in shown if line[2] not in again):
-            said = details[line[2]]
-            assert line[3:6] == said[4:7], "result, questions, seeds"
-            assert line[-1] == said[7].removeprefix("check: ") if len(line) == 7 else line[7] == said[7]
-        seed = "1" if folder else "0"
-        assert f"are of training seed {seed}." in text and "what is compared, of 0, 1, 2;" in text
-
-
-def test_every_training_is_seen_by_itself(published_rows: Path) -> None:
-    """Guards against a training that failed and hides in a mean, or stands under another's number."""
-    text = page_of_table2(published_rows)
-    (line,) = [line for line in lines_of(text) if line[0] == "MARS (B = 4)" and " / " in line[1]]
-    cells = [latest_cells(rows) for rows in rows_of_seeds(3)]
-    for place, benchmark in enumerate(columns(TABLE2.plan), 1):
-        shares = [mean(of_seed["mars", benchmark].correct) for of_seed in cells]
-        assert line[place] == " / ".join(f"{100 * share:.1f}" for share in shares)
-    assert " / " not in render(TABLE2, rows_of_seeds(1)[0], "mini")
-
-
-def page_of_table2(root: Path) -> str:
-    seeds = collect(root, "mini", pages())[0].shown_with("table2", 0)
-    return render(TABLE2, seeds[0], "mini", seeds)
-
-
-def test_a_line_is_the_same_line_on_every_page() -> None:
-    """Guards against rows that one page lends another and that are of something else."""
-    found: dict[str, set[str]] = {}
-    for plan in pages().values():
-        for arm in plan.lines if plan else ():
-            found.setdefault(arm.name, set()).add(
-                f"{arm.trained} {arm.draft} {arm.method} {sorted(arm.options.items())}"
-            )
-    assert {name: kinds for name, kinds in found.items() if len(kinds) > 1} == {}
-
-
 def test_a_seed_counts_wherever_its_lines_were_measured(tmp_path: Path) -> None:
     """Guards against "differs" on a page that one training made, where other pages have more of the same lines."""
     table3 = next(page for page in PAGES if page.plan.key == "table3")
@@ -444,15 +344,6 @@ def test_checks_are_no_claims(published_rows: Path) -> None:
         assert said in text and f"{standing} of these verdicts stand after Holm's correction" in text
 
 
-def test_what_a_small_scale_cannot_say_stands_beside_the_verdicts(published_rows: Path) -> None:
-    """Guards against verdicts on tiny models that a reader takes for the paper's."""
-    regime = "the page on the regime says how near to the paper's that is"
-    assert regime in section(page_of_table2(published_rows), "Claims")
-    for name in ("claims", "index"):
-        assert page_of(published_rows, name).count(regime) == 1, "once, for scale mini"
-    assert regime not in render(TABLE2, [], "0.5b")
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.plan.key)
 def test_only_the_papers_ablation_stands_beside_its_numbers(page: TablePage) -> None:
     """Guards against the clean ablation held against a number that the authors' 1/t weights made too."""
@@ -461,13 +352,6 @@ def test_only_the_papers_ablation_stands_beside_its_numbers(page: TablePage) -> 
     for one in page.claims:
         clean = {arm.name for arm in page.plan.lines if arm.stage == "mars_no_sft"}
         assert clean.isdisjoint(one.lines) or one.published("0.5b") is None
-
-
-def test_a_page_says_from_how_many_seeds_it_speaks(published_rows: Path) -> None:
-    """Guards against one training that passes for several."""
-    text = page_of(published_rows, "claims")
-    assert "- Scale mini: " in text and "Rows of training seeds 0, 1, 2." in text
-    assert re.search(r"- Scale 0\.5b: .* One training seed\.", text)
 
 
 def test_claims_name_their_places() -> None:
@@ -514,28 +398,6 @@ def test_the_index_has_a_line_for_everything(published_rows: Path, monkeypatch: 
     assert added == ["Something", "what?", "", "", "`nox -s reproduce -- something`"]
 
 
-def test_the_index_says_what_did_not_hold(tmp_path: Path) -> None:
-    """Guards against a first page that shows successes alone, and a batch size whose verdict is another one's."""
-    publish(tmp_path, sweep({4: {4: 1.25}, 8: {4: 0.85}, 16: {4: 0.95}}, target=0.8), "speedup")
-    page = page_of(tmp_path, "index")
-    others = section(page, "Scale mini")
-    cache = "- MARS with the block-level cache is faster than AR with a KV cache"
-    assert f"{cache} at batch 8: **not supported**, 0.8" in others
-    assert f"{cache} at batch 16: **not supported**, 0.9" in others and f"{cache} at batch 4" not in others
-    assert "- A MARS target is faster: **not supported**" in others
-    assert "1.24 / 0.85 / 0.95 times" in page and "supported / not supported" in page
-    assert "did not hold" not in page_of(tmp_path / "nothing", "index")
-
-
-@pytest.mark.parametrize(("stage", "said"), [("mars", False), ("mars_2x", True)])
-def test_pages_say_which_checkpoint_the_sweep_decodes(stage: str, said: bool, tmp_path: Path) -> None:
-    """Guards against speeds of a model trained longer that pass for those of the tables' model."""
-    publish(tmp_path, [replace(sweep_row("ar", "ar", 4, [1.0, 1.0]), stage=stage)], "speedup")
-    for name in ("index", "claims"):
-        text = page_of(tmp_path, name)
-        assert ("speculative decoding are about `mars_2x` (MARS, trained twice as long as `mars`)" in text) == said
-
-
 def test_links_of_the_index_lead_somewhere(tmp_path: Path) -> None:
     """Guards against links to pages, or to sections of them, that are not there."""
     publish(tmp_path, sweep(AS_PUBLISHED), "speedup")
@@ -562,15 +424,6 @@ def test_the_index_names_sessions_that_exist(published_rows: Path) -> None:
     assert made.pop("serving-load") == ("reproduce", "serving")
     assert all(words == ("reproduce", name.removeprefix("reproduce-")) for name, words in made.items())
     assert {words[1] for words in made.values()} == {item.key for item in items()} - {"speedup", "serving"}
-
-
-def test_scales_of_tests_have_pages_of_their_own(tmp_path: Path) -> None:
-    """Guards against rows of models that know nothing on the page of the paper's scales."""
-    publish(tmp_path, [*evaluation_rows(TABLE2)], "table2", scale="micro")
-    micro, mini = (write_whole_paper(tmp_path, scale)[0] for scale in ("micro", "mini"))
-    assert micro == tmp_path / "reports" / "micro" / "index.md" and mini == tmp_path / "reports" / "index.md"
-    assert "(table2.md)" in micro.read_text() and "Scale micro" not in mini.read_text()
-    assert "(table2.md)" not in mini.read_text() and "not run" in mini.read_text()
 
 
 def test_a_quick_sweep_stands_in_for_a_whole_one(tmp_path: Path) -> None:

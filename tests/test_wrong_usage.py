@@ -219,11 +219,6 @@ def test_a_wrong_usage_is_refused(mistake: str, folder: Path) -> None:
     assert files_in(folder) == before
 
 
-def test_there_are_many_of_them() -> None:
-    """Guards against a table of mistakes that shrinks."""
-    assert len(WRONG) >= 40
-
-
 def test_what_cannot_be_measured_leaves_nothing_behind(folder: Path) -> None:
     """Guards against "not run" pages and an index that points to them, where a machine could measure nothing."""
     output = ["--output", "out", "--scale", "micro"]

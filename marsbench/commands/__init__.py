@@ -15,10 +15,10 @@ COMMANDS: dict[str, Callable[..., None]] = {
     # Is this machine ready, and what is there?
     "doctor": looking.doctor,
     "gpu-check": looking.gpu_check,
+    "gpu-window": looking.gpu_window,
     "list": looking.list_,
     # The paper's tables.
     "plan": reproducing.plan,
-    "overhead": reproducing.overhead,
     "reproduce": reproducing.reproduce,
     "report": reproducing.report,
     # How fast, against what.
@@ -39,4 +39,5 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "decode": decoding.decode,
     # And for others to use.
     "serve": serving.serve,
+    "export": training.export,
 }

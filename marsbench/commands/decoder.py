@@ -17,7 +17,7 @@ import typer
 from marsbench.commands import shared
 from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError
-from marsbench.methods import METHODS, OPTIONS, Options, check_options, check_threshold, explained
+from marsbench.methods import METHODS, OPTIONS, Options, check_how, explained
 
 if TYPE_CHECKING:
     from marsbench.answering import Answering
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from marsbench.training.checkpoints import Loaded
 
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows decoded at once; by default 16, for hf-assisted 1.")]
-_ROWS = 16  # decoded at once where nobody says how many
+ROWS = 16  # decoded at once where nobody says how many
 _PANEL = "Options of methods"
 
 
@@ -57,7 +57,7 @@ class Decoding:
     pack: shared.Pack = True
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method, those that were typed
 
-    def check(self, *, stage: str | None) -> None:
+    def check(self, *, stage: str | None, accept: str | None = None) -> None:
         """Refuse a way to decode that could not work, before any checkpoint is trained or loaded for it.
 
         `stage` is of the scale's own checkpoint; None where another one decodes, which is looked at when it is loaded.
@@ -66,8 +66,10 @@ class Decoding:
         from marsbench.training.stages import stage as stage_of
 
         method = self.method
-        check_options(method, Options(**self.options))
-        check_threshold(method, self.threshold, self.options.get("metric", "probability"))
+        check_how(
+            method, Options(**self.options), threshold=self.threshold, accept=accept, dtype=self.dtype,
+            compiled=self.compiled,
+        )  # fmt: skip
         needs = METHODS[method].needs
         if "draft" in needs and self.draft is None:
             raise UserError(
@@ -83,7 +85,6 @@ class Decoding:
             raise UserError(
                 f"method {method!r} needs Medusa heads; stage {stage!r} has none", fix="choose --stage medusa"
             )
-        shared.dtype_of(self.dtype)
 
     def check_heard(self, *methods: str) -> None:
         """Refuse options that no method here would hear of."""
@@ -108,6 +109,17 @@ class Decoding:
         """The same for a checkpoint that was trained with this B, which is the window where none was typed."""
         return replace(self, options={"block_size": block_size, **self.options})
 
+    def that_pays(self, loaded: Loaded, rows: int, reporter: Reporter) -> Decoding:
+        """The same by the window that pays for so many rows on this machine, as a server's table has it, or by `ar`."""
+        from marsbench.racing.step_time import window_that_pays
+
+        knows = self.untrained_masks or (loaded.knows_masks and {loaded.mask_id, self.options.get("mask_id")} != {None})
+        window = window_that_pays(loaded.model, rows) if knows and rows else 1
+        reporter.say(f"for {rows} rows here: {'ar' if window == 1 else f'mars-verified, linear, W = {window}'}")
+        if window == 1:
+            return replace(self.by("ar"), threshold=None)
+        return replace(self, options={**self.options, "layout": "linear", "block_size": window})
+
     def load_draft(self, reporter: Reporter, **how: Any) -> Loaded | None:
         """The draft model, where one was named."""
         return shared.load_named(self.draft, self.dtype, reporter, **how) if self.draft else None
@@ -121,7 +133,7 @@ class Decoding:
 
         typed = Line.raced(self.method, "", self.method, threshold=self.threshold, **self.options)
         line = replace(typed, untrained_masks=self.untrained_masks, compiled=self.compiled)
-        rows = batch_size or (1 if METHODS[self.method].one_row else _ROWS)
+        rows = batch_size or (1 if METHODS[self.method].one_row else ROWS)
         found = Answering.of(line, loaded, draft, batch_size=rows, prefill_positions=self.prefill_positions)
         reporter.say_once(found.remark)
         return found

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from marsbench.commands.decoder import BatchSize, Decoding, decodes
+from marsbench.commands.decoder import ROWS, BatchSize, Decoding, decodes
 from marsbench.commands.shared import Adapter, Start, load_named, starts, use_packing
 from marsbench.errors import UserError, told_to_user
+from marsbench.files import check_can_be_written
 
 
 @decodes()
@@ -62,7 +63,10 @@ def show(
         typer.echo(f"wrote {image}")
 
 
-@decodes(window=("--block-size", "--window"))
+@decodes(
+    window=("--block-size", "--window"),
+    which="How to decode: see `marsbench list methods`; auto: the window of drafts that pays on this machine, or ar.",
+)
 def decode(
     decoding: Decoding,
     model: Annotated[str, typer.Option(help="Checkpoint folder or hub name.")],
@@ -79,6 +83,9 @@ def decode(
     batch_size: BatchSize = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling; prompt i takes seed + i.")] = 0,
+    acceptance: Annotated[
+        Path | None, typer.Option(help="Also write what became of drafts, as speculators' acceptance.csv.")
+    ] = None,
     eos_id: Annotated[int | None, typer.Option(help="EOS; by default the checkpoint's.")] = None,
     pad_id: Annotated[int | None, typer.Option(help="Padding; by default the checkpoint's, else EOS.")] = None,
     mask_id: Annotated[
@@ -89,27 +96,34 @@ def decode(
     """Continue prompts given as token ids.
 
     Every line of the output has the tokens up to and without EOS, the forward passes of the model, the tokens accepted
-    by each of them (an EOS counted once) and what ended it: eos or length. The file appears whole or not at all.
+    by each of them (an EOS counted once), what ended it, eos or length, and how many drafts were right, by how many
+    there were. The file appears whole or not at all.
     """
     if mask_id is not None:
         decoding = replace(decoding, options={**decoding.options, "mask_id": mask_id})
-    decoding.check(stage=None)
+    is_auto = decoding.method == "auto"
+    if is_auto:
+        decoding = replace(decoding, method="mars-verified")
+    decoding.check(stage=None, accept=accept)
     use_packing(decoding.pack)
     from marsbench.answering import check_target, decode_file, read_prompts
     from marsbench.decoding.generation import Request, seed_of
-    from marsbench.methods.fitting import check_accept, default_ids
+    from marsbench.methods.fitting import default_ids
     from marsbench.progress import Reporter
 
-    check_accept(decoding.method, accept, decoding.threshold)
     check_target(prompt_ids, out)
+    if acceptance is not None:
+        check_can_be_written(acceptance, "--acceptance")
     prompts, reporter = read_prompts(prompt_ids), Reporter()
     loaded = load_named(model, decoding.dtype, reporter, adapter=adapter, needs_tokenizer=False)
     draft = decoding.load_draft(reporter, needs_tokenizer=False)
     eos, pad = default_ids(loaded, eos_id, pad_id)
+    if is_auto:
+        decoding = decoding.that_pays(loaded, min(batch_size or ROWS, len(prompts)), reporter)
     answering = decoding.answering(loaded, draft, reporter, batch_size)
     requests = [
         Request(ids, max_new_tokens, decoding.threshold, temperature=temperature, seed=seed_of(seed, number))
         for number, ids in enumerate(prompts)
     ]
-    decode_file(answering, requests, prompt_ids, out, reporter, eos_id=eos, pad_id=pad)
-    typer.echo(f"wrote {out}")
+    said = decode_file(answering, requests, prompt_ids, out, reporter, eos_id=eos, pad_id=pad, acceptance=acceptance)
+    typer.echo(f"wrote {out}" + (f"\n{said}" if said else ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -52,6 +53,32 @@ def gpu_check(
     device = device_here(cpu=cpu)
     rows = run_checks(device, only or (), quick=quick, output=None if cpu else start.output, console=Console())
     if any(row.status != "done" or row.holds is False for row in rows):
+        raise typer.Exit(1)
+
+
+@starts("data_dir", "output")
+def gpu_window(
+    start: Start,
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long the GPU is there.")] = 10.0,
+    base: Annotated[Path | None, typer.Option(help="A real model's folder [default: smollm2-135m if fetched].")] = None,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Walk through it on the CPU, small, below runs/tiny.")] = False,
+) -> None:
+    """Measure all that a GPU can say in a few minutes, what matters most first.
+
+    Checks, the cost of a decoding step at 0.5B and 7B (random weights; with the paper's acceptance carried over, tokens
+    per second too), training speed, and of a real model, where its weights are there: prompts that it asks itself, its
+    answers, AR SFT, MARS in both alignments and an adapter trained on them, and their answers to benchmarks.
+    Every stage has a limit and writes what it finds at once; the same command goes on where it was interrupted. Nothing
+    is fetched. Rows go to results/gpu/, the page to reports/gpu.md, the rest to runs/gpu-window/.
+    """
+    from rich.console import Console
+
+    from marsbench.gpu_check.checks import device_here
+    from marsbench.gpu_check.window import Window, base_here, run_window
+
+    output = start.output / "runs" / "tiny" if tiny else start.output
+    window = Window(device_here(cpu=tiny), output, Console(), base or base_here(tiny), start.data_dir, tiny)
+    if any(ended.status in ("failed", "timeout") for ended in run_window(window, minutes)):
         raise typer.Exit(1)
 
 

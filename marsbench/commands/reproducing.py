@@ -1,17 +1,14 @@
-"""The paper's tables: `plan`, `overhead`, `reproduce` and `report`."""
+"""The paper's tables: `plan`, `reproduce` and `report`."""
 
 from __future__ import annotations
 
-import os
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from marsbench.commands import shared
 from marsbench.errors import UserError
 from marsbench.presets import scales_with_chat_data
-
-_OVERHEAD_S = 5.5  # of a task beside its work, as docs/clusters.md has it; `marsbench overhead` measures a cluster
 
 
 @shared.starts("scale", "train_all", "checkpoint")
@@ -25,18 +22,12 @@ def plan(
     grid: shared.GridFile = None,
     quick: shared.Quick = False,
     gpus_per_training: shared.GpusPerTraining = 1,
-    overhead: Annotated[
-        float, typer.Option(min=0, help="Seconds of a task beside its work: `marsbench overhead` measures.")
-    ] = _OVERHEAD_S,
-    price_per_hour: Annotated[
-        float | None, typer.Option(min=0, help="Of one device, in any currency: also say what all of it costs.")
-    ] = None,
 ) -> None:
     """Say what reproducing a table, or a sweep, would take, without running anything or asking a hub.
 
     Lists the lines of the table with their checkpoints and data, and estimates tokens and hours of training and
     decoding, with the assumptions behind them. Then the graph of the work: what is trained, answered, raced and scored,
-    what waits for what, and how long that takes on several devices. `--table all` is the graph of the whole paper.
+    and what waits for what. `--table all` is the graph of the whole paper.
     """
     from rich.console import Console
 
@@ -49,40 +40,13 @@ def plan(
     if sweep and table:
         raise UserError("--sweep and --table are two plans", fix="leave one of them out")
     if sweep:
-        parts = sweep_tables(read_grid(grid or shipped_grid(start.scale), quick=quick), chosen, price_per_hour)
+        parts = sweep_tables(read_grid(grid or shipped_grid(start.scale), quick=quick), chosen)
     else:
         wanted = studies_of_paper() if name == "all" else [study_of(name)]
         head = [f"The whole paper at scale {chosen.scale}"] if name == "all" else plan_tables(plan_of(name), chosen)
-        how: dict[str, Any] = {"gpus": gpus_per_training, "overhead": overhead, "price": price_per_hour}
-        parts = [*head, *work_tables(wanted, chosen, **how)]
+        parts = [*head, *work_tables(wanted, chosen, gpus=gpus_per_training)]
     for part in parts:
         Console().print(part, highlight=False)
-
-
-@shared.starts("output")
-def overhead(
-    start: shared.Start,
-    jobs: shared.Jobs = None,
-    cluster: shared.ClusterAddress = None,
-    tasks: Annotated[int, typer.Option(min=1, help="Empty tasks to measure with.")] = 64,
-) -> None:
-    """Measure what a task costs beside its work, with processes on this machine or on a Ray cluster.
-
-    The start of all processes with their imports, then, for every task, its way through the queue and that of its
-    result. `marsbench plan --overhead` takes what comes out.
-    """
-    from marsbench.executors.overhead import RESULT_BYTES, measure
-    from marsbench.overview import PRELOAD
-    from marsbench.overview.work import executor_at
-
-    shared.check_cluster(cluster, jobs=jobs)
-    executor = executor_at(start.output / "runs" / "overhead", jobs or os.cpu_count() or 1, cluster)
-    found = measure(executor, PRELOAD, tasks)
-    typer.echo(
-        f"{executor.workers} workers: {found.start:.1f} s until all have started and imported; then "
-        f"{1000 * found.queue:.1f} ms per task, {1000 * found.transfer:.1f} ms more with {RESULT_BYTES // 1024} KiB of "
-        f"results.\nmarsbench plan --overhead {found.of_a_process:.1f} reckons with a process for every task."
-    )
 
 
 @shared.starts(*shared.OF_RUN)

@@ -15,6 +15,24 @@ from marsbench.methods import METHODS
 from marsbench.presets import HeadKind
 
 
+def export(
+    checkpoint: Annotated[str, typer.Argument(help="Folder of a MARS checkpoint, or of a gated adapter.")],
+    to: Annotated[
+        str, typer.Option(help="pard: a MARS model as vLLM's parallel draft model; uno: an adapter as one of UNO's.")
+    ],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+) -> None:
+    """Write a checkpoint as other engines load it, and print the command that serves it there.
+
+    Its weights stay as they are. A draft head is left out: no other engine reads one.
+    """
+    from marsbench.training import for_engines
+
+    if to not in get_args(for_engines.Engine):
+        raise unknown_name("engine", to, list(get_args(for_engines.Engine)))
+    typer.echo(f"wrote {out}\n{for_engines.export(checkpoint, cast(for_engines.Engine, to), out)}")
+
+
 @decodes("ar", which="How to decode: a lossless one of `marsbench list methods`.")
 @shared.starts("whose", "block_size", "scale", "output")
 def distill(
@@ -166,15 +184,17 @@ def training_speed(
     """Say how many tokens/s AR SFT, MARS and a gated adapter train at on this machine, and their peak memory.
 
     Each trains as `marsbench train` does, in a process of its own, and is stopped after a few steps; no checkpoint is
-    kept. Where other programs keep the machine busy, the line says so: such a speed is not the machine's.
+    kept. Where other programs keep the machine busy, it says so first: such a speed is not the machine's.
     """
     run = start.run()
     from marsbench.line import TrainedStage
+    from marsbench.neighbours import others_cores, warning
     from marsbench.running.checkpoints import Checkpoints
     from marsbench.running.training_cost import STAGES
     from marsbench.running.training_cost import training_speed as measured
 
     run.scale = run.scale.adapted(batch_size=batch_size)
+    run.reporter.say_once(warning(others_cores()))
     checkpoints = Checkpoints(run)
     for stage in STAGES:
         typer.echo(measured(checkpoints.recipe(TrainedStage.of(stage)), steps).in_words())

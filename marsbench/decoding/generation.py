@@ -6,13 +6,14 @@ Nothing heavy is imported here: the registry of methods speaks of these types, a
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marsbench.errors import integer
 
 Metric = Literal["probability", "entropy", "margin"]
 Layout = Literal["groups", "linear"]  # where `mars-verified` puts its masks
+DTYPES = ("float32", "bfloat16", "float16")  # of weights and caches, as torch calls them
 Finish = Literal["eos", "stop", "length", "cancelled"]
 # Positions of prompts in one forward, at most, unless somebody says otherwise. More are hardly faster. At 7B
 # in half precision these take about 5 GiB for a prompt of 32,768 tokens, 4 of them for who sees whom, and 1 GiB for
@@ -63,12 +64,16 @@ class Generation:
     forwards: int  # forward passes of the model that this row took part in
     finish: Finish
     eos_id: int | None = None  # the EOS that ended it, where one did
+    # Drafts that each forward verified; none where another library decodes, which does not say.
+    drafted: list[int] = field(default_factory=list, compare=False)
 
     @classmethod
-    def of(cls, emitted: list[int], settled_by: list[int], forwards: int, finish: Finish) -> Generation:
+    def of(
+        cls, emitted: list[int], settled_by: list[int], forwards: int, finish: Finish, drafted: Sequence[int] = ()
+    ) -> Generation:
         """Made of all tokens that were emitted, an EOS among them."""
         kept, eos_id = (emitted[:-1], emitted[-1]) if finish == "eos" else (emitted, None)
-        return cls(kept, settled_by, forwards, finish, eos_id)
+        return cls(kept, settled_by, forwards, finish, eos_id, [*drafted])
 
     @property
     def emitted(self) -> int:
@@ -82,6 +87,15 @@ class Generation:
         for number in self.settled_by:
             counts[number - 1] += 1
         return counts
+
+    @property
+    def acceptance_histogram_by_draft_length(self) -> dict[int, list[int]]:
+        """For each number of drafts that a forward verified: how many forwards found 0, 1, ... of them right."""
+        found: dict[int, list[int]] = {}
+        for drafted, settled in zip(self.drafted, self.accepted, strict=False):
+            if drafted:
+                found.setdefault(drafted, [0] * (drafted + 1))[min(max(settled - 1, 0), drafted)] += 1
+        return found
 
     @property
     def tokens_per_forward(self) -> float:

@@ -76,6 +76,7 @@ class New(NamedTuple):
     tokens: list[int]
     born: list[int]  # the forward of the batch that settled each of them
     positions: int  # entries of the row's window that were no fillers
+    drafted: int  # drafts that it verified
 
 
 @dataclass
@@ -88,6 +89,7 @@ class Seat:
     before: int = 0  # forwards of the batch before the request's first
     tokens: list[int] = field(default_factory=list)
     settled_by: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)  # drafts that each forward verified
 
     @property
     def length(self) -> int:
@@ -105,6 +107,7 @@ class Seat:
         if self.request.stop or not eos_ids.isdisjoint(fresh):
             fresh, finish = self._up_to_its_end(fresh, eos_ids)
         self.tokens += fresh
+        self.drafted.append(new.drafted)
         self.settled_by += [number - self.before for number in new.born[: len(fresh)]]
         if finish is None and len(self.tokens) >= self.request.max_new_tokens:
             finish = "length"
@@ -119,7 +122,7 @@ class Seat:
 
     def generation(self, finish: Finish, forwards: int) -> Generation:
         """What it has come to when the batch has run so many forwards."""
-        return Generation.of(self.tokens, self.settled_by, forwards - self.before, finish)
+        return Generation.of(self.tokens, self.settled_by, forwards - self.before, finish, self.drafted)
 
 
 def laid_out(seats: Sequence[Seat], *, pad_id: int, device: torch.device) -> Rows:
@@ -145,6 +148,8 @@ def laid_out(seats: Sequence[Seat], *, pad_id: int, device: torch.device) -> Row
         cut=torch.tensor([[request.top_k, request.top_p, request.min_p] for request in chosen], dtype=torch.float32),
         drafts=tokens.new_empty(len(seats), 0),
         drafted=none,
+        guessed=none,
+        held=torch.ones(len(seats)),
         groups=torch.full_like(none, -1),
         draft_cached=none,
         window=torch.tensor([request.window for request in chosen]),

@@ -64,6 +64,8 @@ class Rows:
     cut: Tensor  # fp32 [N, 3], top_k, top_p and min_p of what may be sampled
     drafts: Tensor  # [N, D], guesses at the tokens after the committed ones, for methods that verify guesses
     drafted: Tensor  # [N], how many of them there are
+    guessed: Tensor  # [N], how many of them masks have guessed, where others may follow
+    held: Tensor  # fp32 [N], how often those that followed were right lately, 1 = always
     groups: Tensor  # [N], bit j: whether masks stand behind draft j, where a method leaves some of them out, or all
     draft_cached: Tensor  # [N], `cached` of the draft model
     window: Tensor  # [N], tokens that a forward settles at most, where a method lets rows differ
@@ -173,6 +175,7 @@ class Accepted(NamedTuple):
     advance: Tensor  # [N], tokens by which the row's gapless beginning grows, at most K
     kept: Tensor  # [N], leading entries of the window that stay in the cache
     in_order: bool = False  # whether they follow the committed tokens without a gap
+    drafted: Tensor | None = None  # [N], guesses of before that were verified; None = there never are any
 
     def last(self) -> Tensor:
         """The last of a run of accepted tokens, [N]."""
@@ -182,4 +185,4 @@ class Accepted(NamedTuple):
     def run(cls, rows: Rows, ids: Tensor, count: Tensor, kept: Tensor) -> Accepted:
         """The first `count` [N] of the candidates `ids` [N, K] that follow the committed tokens."""
         offset = torch.arange(ids.shape[1], device=ids.device)
-        return cls(ids, rows.length.unsqueeze(1) + offset, offset < count.unsqueeze(1), count, kept, in_order=True)
+        return cls(ids, rows.length.unsqueeze(1) + offset, offset < count.unsqueeze(1), count, kept, True, rows.drafted)

@@ -77,10 +77,10 @@ def commit(rows: Rows, accepted: Accepted, number: int) -> None:
 
 
 def to_tell(rows: Rows, before: Tensor, window: Window, accepted: Accepted, alive: Tensor | None = None) -> Tensor:
-    """What the host needs to know of a step, integer [N, 2 + K], for `told`; ended rows have nothing to tell.
+    """What the host needs to know of a step, integer [N, 3 + K], for `told`; ended rows have nothing to tell.
 
-    It is how many tokens are new, how many entries of the window were no fillers, and the tokens; behind these, [N, K],
-    the forwards that settled them, where that need not be the latest.
+    It is how many tokens are new, how many entries of the window were no fillers, how many drafts were verified, and
+    the tokens; behind these, [N, K], the forwards that settled them, where that need not be the latest.
 
     Args:
         rows: the rows after the step.
@@ -94,14 +94,17 @@ def to_tell(rows: Rows, before: Tensor, window: Window, accepted: Accepted, aliv
     count = rows.length - before
     width = window.input_ids.shape[1]
     positions = torch.full_like(count, width) if window.real is None else window.real.sum(1)
+    drafted = torch.zeros_like(count) if accepted.drafted is None else accepted.drafted
     if alive is not None:
-        count, positions = torch.where(alive, count, 0), positions * alive
+        count, positions, drafted = torch.where(alive, count, 0), positions * alive, drafted * alive
     born = [] if accepted.in_order else [rows.born.gather(1, fresh)]
-    return torch.cat([torch.stack([count, positions], dim=1), rows.tokens.gather(1, fresh), *born], dim=1)
+    return torch.cat([torch.stack([count, positions, drafted], dim=1), rows.tokens.gather(1, fresh), *born], dim=1)
 
 
 def told(numbers: list[list[int]], number: int, unordered: int = 0) -> list[New]:
     """What `to_tell` says of forward `number`, row by row; `unordered` is K where tokens come in any order."""
-    if not unordered:
-        return [New(tokens[:count], [number] * count, positions) for count, positions, *tokens in numbers]
-    return [New(rest[:count], rest[unordered:][:count], positions) for count, positions, *rest in numbers]
+    found = []
+    for count, positions, drafted, *rest in numbers:
+        born = rest[unordered:][:count] if unordered else [number] * count
+        found.append(New(rest[:count], born, positions, drafted))
+    return found

@@ -78,7 +78,7 @@ def chosen_letter(text: str) -> str:
 
 
 def shuffle_choices(dataset: Dataset) -> Dataset:
-    """The stock task's choices and target, in an order drawn from the question itself instead of anew in every run."""
+    """The stock task's choices and target, in an order drawn from the question, one for all runs."""
     from lm_eval.tasks.gpqa.cot_zeroshot.utils import preprocess
 
     def shuffled(doc: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +156,6 @@ def mini_questions(benchmark: str, size: int, difficulty: str = "usual", **_: An
 
 
 def rules_followed(doc: Mapping[str, str], results: Sequence[str]) -> dict[str, float]:
-    """Whether the response follows every rule of its question."""
     rules = json.loads(doc["checks"])["rules"]
     return {"prompt_level_strict_acc": float(all(followed(rules, results[0]).values()))}
 

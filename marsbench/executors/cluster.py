@@ -1,9 +1,7 @@
 """A Ray cluster: a CPU or a GPU for each task, several GPUs of one node for some, a whole node for what is timed.
 
 A task is handed over once all that it comes after have ended, and with what they made; Ray decides where and when it
-runs. What needs a node for itself is held back until one is free.
-
-This module imports Ray, and nobody imports this module but who was asked for a cluster.
+runs. What needs a node for itself is held back until one is free. Only what was asked for a cluster imports this.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from typing import Any
 from uuid import uuid4
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError, TaskUnschedulableError
+from ray.exceptions import RayError, RayTaskError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from marsbench.errors import UserError
@@ -33,7 +31,6 @@ from marsbench.files import write_atomically
 from marsbench.paths import PACKAGE
 from marsbench.provenance import NODE
 
-_PATIENCE_S = 600.0  # with a cluster that has lost all nodes on which a task could run
 _ANSWER_S = 120.0  # within which every node must say that it sees the shared folder
 _SAME = ("torch", "transformers", "lm_eval")  # packages that keys of checkpoints and cells depend on
 
@@ -49,7 +46,6 @@ class _Node:
 
     @classmethod
     def alive(cls) -> list[_Node]:
-        """Those that are there now."""
         return [
             cls(node["NodeID"], node["NodeManagerHostname"], int(held["CPU"]), int(held.get("GPU", 0)))
             for node in ray.nodes()  # type: ignore[no-untyped-call]
@@ -93,7 +89,6 @@ class Cluster(Executor):
             )
         self._cwd, self._running = Path.cwd(), dict[Any, Task]()
         self._places = dict[str, _Node]()  # task that has a node for itself -> the node
-        self._stranded = dict[str, float]()  # task that no node could run -> since when
 
     def start(self, task: Task, made: Sequence[Any]) -> bool:
         """Hand a task over; one that is to be alone gets all of one node, and no other, once that is free."""
@@ -129,28 +124,12 @@ class Cluster(Executor):
         ]
         return min(fit, key=lambda node: (node.host == here, -node.gpus, node.id), default=None)
 
-    def ended(self, held_back: Sequence[Task]) -> list[tuple[Task, Ended | None]]:
-        """What has ended, and what no node has been able to run for a while: those that could are lost."""
-        done, now = list[Any](), time.monotonic()
-        if self._running:
-            done, _ = ray.wait([*self._running], num_returns=1, timeout=LOOK_S)
-        else:  # what is left waits for a node
+    def ended(self) -> list[tuple[Task, Ended | None]]:
+        if not self._running:  # what is left waits for a node
             time.sleep(LOOK_S)
-        found = [(task, self._end_of(ref, task)) for ref in done for task in [self._running.pop(ref)]]
-        wide = {task.name: ref for ref, task in self._running.items() if task.gpus > 1}
-        waiting = [*held_back, *(self._running[ref] for ref in wide.values())]
-        most = max((node.gpus for node in _Node.alive()), default=-1) if waiting else 0
-        for task in waiting:
-            if most >= (task.gpus if self.gpus else 0):
-                self._stranded.pop(task.name, None)
-            elif now - self._stranded.setdefault(task.name, now) >= _PATIENCE_S:
-                if task.name in wide:
-                    del self._running[wide[task.name]]
-                    ray.cancel(wide[task.name], force=True)
-                what = f"{task.title}: the cluster has lost every node that could run it"
-                fix = "give it a node like that, and type the same command again"
-                found.append((task, ended_by(task, UserError(what, fix=fix))))
-        return found
+            return []
+        done, _ = ray.wait([*self._running], num_returns=1, timeout=LOOK_S)
+        return [(task, self._end_of(ref, task)) for ref in done for task in [self._running.pop(ref)]]
 
     def _end_of(self, ref: Any, task: Task) -> Ended | None:
         """How a task has ended; None where its process or node was lost."""
@@ -169,7 +148,6 @@ class Cluster(Executor):
         return end
 
     def close(self) -> None:
-        """End whatever runs."""
         for ref in self._running:
             ray.cancel(ref, force=True)
 
@@ -196,16 +174,10 @@ _PERFORM, _PERFORM_ONCE = ray.remote(_perform), ray.remote(max_calls=1)(_perform
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def _complaint(file: Path, token: str, runs: Sequence[str]) -> str:
+def _complaint(file: Path, runs: Sequence[str]) -> str:
     """What keeps this node from work: that it does not see a file of the shared folder, or would run something else."""
-    try:
-        seen = file.read_text(encoding="utf-8")
-    except OSError:
-        seen = ""
-    if seen != token:
-        return "it does not see the folder"
-    other = [theirs for theirs, ours in zip(_what_runs(), runs, strict=False) if theirs != ours]
-    return f"it has {', '.join(other)}" if other else ""
+    other = [theirs for theirs in _what_runs() if theirs not in runs]
+    return ("" if file.exists() else "it does not see the folder") or (f"it has {', '.join(other)}" if other else "")
 
 
 def _what_runs() -> tuple[str, ...]:
@@ -219,27 +191,21 @@ def _what_runs() -> tuple[str, ...]:
 
 
 def _check(nodes: Sequence[_Node], folder: Path) -> None:
-    """Make sure that all nodes see a folder of ours and would make the same numbers.
-
-    Raises:
-        UserError: those that do not, and what they lack.
-    """
-    token, runs = uuid4().hex, _what_runs()
-    file = write_atomically(folder / f"token-{token}", token.encode())
+    """`UserError` with the nodes that do not see a folder of ours, or would make other numbers, and why."""
+    file = write_atomically(folder / f"token-{uuid4().hex}", b"")
     try:
         asked = [
             _complaint.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(
-                file, token, runs
+                file, _what_runs()
             )
             for node in nodes
         ]
-        found = [(node, _answer(answer)) for node, answer in zip(nodes, asked, strict=True)]
+        found = [f"{node.host}: {why}" for node, each in zip(nodes, asked, strict=True) if (why := _answer(each))]
     finally:
         file.unlink(missing_ok=True)
-    problems = [f"{node.host} ({node.id[:8]}): {why}" for node, why in found if why]
-    if problems:
+    if found:
         raise UserError(
-            f"{len(problems)} of {len(nodes)} nodes cannot work for this one: {'; '.join(problems)}",
+            f"{len(found)} of {len(nodes)} nodes cannot work for this one: {'; '.join(found)}",
             where=str(folder),
             fix="choose an --output folder that all nodes see under this name, and install the same on all; "
             "see docs/clusters.md",
@@ -250,9 +216,7 @@ def _answer(asked: Any) -> str:
     """Why a node cannot take part, empty if it can, or has left the cluster meanwhile."""
     try:
         return str(ray.get(asked, timeout=_ANSWER_S))
-    except GetTimeoutError:
-        return f"no answer within {_ANSWER_S:g} s"
     except TaskUnschedulableError:
         return ""
-    except RayError as error:
+    except RayError as error:  # one that does not answer in time among them
         return str(error).strip().splitlines()[-1]

@@ -1,7 +1,7 @@
 """This process alone, or several on this machine, a core or a GPU each, on the standard library's pool.
 
-Every worker is a pool of one process, so that a process that is lost takes nobody else's work with it. All are forked
-off one that has imported what is heavy, where the system can do that safely.
+Every worker is a pool of one process, so that a lost process loses one task. On Linux all are forked off a process that
+has imported what is heavy.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from marsbench.progress import Reporter
 
 
 class Local(Executor):
-    """So many processes at a time; what is to be alone has the machine for itself, and all its cores.
+    """Up to `workers` processes at a time; a task that is `alone` has the whole machine.
 
-    They are pools of one process each, and end with whoever has made them, however that ends.
+    The processes end with the one that made them, even if it is killed.
     """
 
     tries = 3
@@ -41,13 +41,11 @@ class Local(Executor):
         self._context = import_ahead(preload)
 
     def open(self, tasks: Sequence[Task]) -> None:
-        """See `Executor.open`."""
         self._idle, self._pools = list(range(self.workers)), dict[int, ProcessPoolExecutor]()
         self._running = dict[Future[Ended], tuple[Task, int]]()
         self._ours, self._theirs = self._context.Pipe(duplex=False)
 
     def close(self) -> None:
-        """See `Executor.close`."""
         if self._running:
             self._theirs.close()  # which ends all processes at once
         for pool in self._pools.values():
@@ -72,7 +70,7 @@ class Local(Executor):
         self._running[self._pools[lane].submit(perform, task, made, self.logs)] = task, lane
         return True
 
-    def ended(self, held_back: Sequence[Task]) -> list[tuple[Task, Ended | None]]:
+    def ended(self) -> list[tuple[Task, Ended | None]]:
         """What has ended; its lanes are idle again, with a new process where the last one was lost."""
         done, _ = wait(self._running, timeout=LOOK_S, return_when=FIRST_COMPLETED)
         found = list[tuple[Task, Ended | None]]()
@@ -107,7 +105,7 @@ class Here(Executor):
         self._over.append((task, ended))
         return True
 
-    def ended(self, held_back: Sequence[Task]) -> list[tuple[Task, Ended | None]]:
+    def ended(self) -> list[tuple[Task, Ended | None]]:
         """What has ended."""
         found, self._over = self._over, []
         return found
@@ -117,7 +115,6 @@ _ALONE = -1  # the lane of what is to be alone
 
 
 def _takes_all(task: Task) -> bool:
-    """Whether a task gets the whole machine."""
     return task.alone or task.gpus > 1
 
 

@@ -37,7 +37,7 @@ class Task(ABC):
 
     @abstractmethod
     def run(self, made: Sequence[Any], reporter: Reporter) -> Any:
-        """Do it, given what the tasks before have made, in the order of `after`; whatever it raises ends it."""
+        """Do it, given what the tasks before have made, in the order of `after`; an error ends it."""
 
     @abstractmethod
     def failed(self, error: UserError) -> Any:
@@ -80,7 +80,6 @@ def read_state(logs: Path, name: str) -> Step | None:
 
 
 def forget_state(logs: Path, name: str) -> None:
-    """Remove what a task that was killed has left: it is not running."""
     _state_of(logs, name).unlink(missing_ok=True)
 
 
@@ -124,7 +123,7 @@ def _in_words(problem: Exception, task: Task, log: Path) -> UserError:
 
 @contextmanager
 def _followed(task: Task, logs: Path) -> Iterator[Reporter]:
-    """A reporter whose steps are noted in a file, every few seconds; once where every disturbance would be timed."""
+    """A reporter whose steps are written to a file every few seconds; once only where the task is timed."""
     file, noted = _state_of(logs, task.name), -math.inf
 
     def follow(step: Step) -> None:
@@ -163,11 +162,10 @@ class Order:
         self._look()
 
     def __bool__(self) -> bool:
-        """Whether anything is left that has not ended."""
         return self._sorter.is_active()
 
     def take(self, task: Task) -> None:
-        """It has begun; whoever goes through `ready` meanwhile goes on with the old one."""
+        """A task has begun; `ready` is replaced, so that a loop over it goes on undisturbed."""
         self.ready = [other for other in self.ready if other is not task]
 
     def made(self, task: Task) -> list[Any]:
@@ -189,14 +187,14 @@ class Executor(ABC):
     """Carries out tasks, on processes here or on nodes."""
 
     workers: int  # how many tasks run at a time
-    tries: int  # of a task whose process or node was lost; one that does this every time has its own reasons
+    tries: int  # of a task whose process or node was lost
     logs: Path  # the folder of all logs
 
     def run(self, tasks: Sequence[Task]) -> Generator[Ended, None, None]:
         """Carry out all tasks, each after those that it comes after, and yield them as they end.
 
         A task that raises an error has failed; the others go on. One whose process or node was lost is done again, a
-        few times. Who closes the iterator early ends whatever runs.
+        few times. Closing the iterator early ends all tasks that run.
         """
         order, losses = Order(tasks), Counter[str]()
         self.open(tasks)
@@ -205,7 +203,7 @@ class Executor(ABC):
                 for task in order.ready:
                     if self.start(task, order.made(task)):
                         order.take(task)
-                for task, ended in self.ended(order.ready):
+                for task, ended in self.ended():
                     forget_state(self.logs, task.name)  # which is there still where its process was lost
                     losses[task.name] += ended is None
                     if ended is None and losses[task.name] < self.tries:
@@ -228,8 +226,8 @@ class Executor(ABC):
         """Begin a task, given what those before it have made; False where there is no room for it yet."""
 
     @abstractmethod
-    def ended(self, held_back: Sequence[Task]) -> list[tuple[Task, Ended | None]]:
-        """What has ended, after a while, and how: None = its process was lost; `held_back` still have no room."""
+    def ended(self) -> list[tuple[Task, Ended | None]]:
+        """What has ended, after a while, and how: None = its process was lost."""
 
     def close(self) -> None:  # noqa: B027
-        """End whatever runs."""
+        """End all tasks that run."""

@@ -76,7 +76,7 @@ def _no_room(what: str, model: Model, place: Path) -> UserError:
 
 
 def _make(name: str, model: Model, source: str, place: Path, say: Say) -> None:
-    """Download and convert beside the place, and move there what is finished; whatever fails leaves nothing behind."""
+    """Download and convert beside the place, and move there what is finished; a failure leaves nothing behind."""
     for left in [place, *place.parent.glob(f".{name}.*")]:  # by a kill
         shutil.rmtree(left, ignore_errors=True)
     free = shutil.disk_usage(place.parent).free / GIB

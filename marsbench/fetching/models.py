@@ -2,7 +2,7 @@
 
 A name such as `smollm2-135m` means whichever weights are there or can be had; `smollm2-135m-hub` and
 `smollm2-135m-gguf` mean one of the two. They are different models: the second has been quantised and is a little worse.
-So whatever is kept of a model is kept under the longer name.
+So what is kept of a model is kept under the longer name.
 """
 
 from __future__ import annotations

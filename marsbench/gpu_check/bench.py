@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -21,7 +22,9 @@ from marsbench.decoding.generation import Generation, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.forward.attention import without_cudnn_attention
 from marsbench.methods import METHODS, Options, build_method
+from marsbench.methods.carried import carried_over
 from marsbench.paths import PACKAGE
+from marsbench.racing.carried import Carried, draws_of
 from marsbench.racing.race import Stopwatch
 from marsbench.training import checkpoints
 from marsbench.training.checkpoints import Loaded
@@ -58,13 +61,17 @@ def at_most(seconds: float) -> Iterator[None]:
     def end(*_: object) -> None:
         raise TimeoutError(f"more than {seconds:g} s")
 
+    (outer, _), began = signal.getitimer(signal.ITIMER_REAL), time.monotonic()
     before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # Once more each second: what is raised where nobody can catch it, in a destructor, is lost.
+    signal.setitimer(signal.ITIMER_REAL, min(seconds, outer or seconds), 1)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if outer:  # a limit around this one
+            signal.setitimer(signal.ITIMER_REAL, max(1e-3, outer - (time.monotonic() - began)), 1)
 
 
 class Found(NamedTuple):
@@ -151,18 +158,26 @@ class Bench:
         with self.device:
             return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()  # type: ignore[no-untyped-call]
 
-    def timed(self, model: Any, name: str, *, rows: int, kind: KindOfBatch) -> Timed:
-        """One decode, after one that met all its shapes."""
-        self.say(f"{name}, {rows} at once{'' if kind is Batch else ', captured'}")
-        method = build_method(name, Options(mask_id=3, block_size=BLOCK_SIZE))
-        length, threshold = 16 if self.quick else 128, 0.0 if name == "mars" else None
+    def timed(
+        self, model: Any, name: str, *, rows: int, kind: KindOfBatch, options: Mapping[str, Any] | None = None,
+        carried: Carried | None = None,
+    ) -> Timed:  # fmt: skip
+        """One decode, after one that met all its shapes; without options, windows settle all that they guess."""
+        self.say(f"{name}, {rows} at once{'' if kind is Batch else ', captured'}{', carried over' if carried else ''}")
+        given = {"block_size": BLOCK_SIZE, **({"threshold": 0.0} if name == "mars" else {}), **(options or {})}
+        threshold = given.pop("threshold", None)
+        method: Any = build_method(name, Options(mask_id=3, **given))
+        if carried is not None:
+            method = carried_over(method, draws_of(carried.rates), self.device)
+        length, new = (16, self.new_tokens) if self.quick else (256, 64)
+        new *= given["block_size"] if threshold == 0 else 1  # as many steps
         prompts = [[5 + (7 * place + row) % 500 for place in range(length)] for row in range(rows)]
-        requests = [Request(prompt, self.new_tokens, threshold, ignore_eos=True) for prompt in prompts]
+        requests = [Request(prompt, new, threshold, ignore_eos=True) for prompt in prompts]
         for _ in range(2):
             watch = Stopwatch()
             done = decode(model, method, requests, eos_id=2, pad_id=0, batch_size=rows, meter=watch, kind=kind)
         steps = [after - before for before, after in zip(watch.stamps, watch.stamps[1:], strict=False)]
-        return Timed(steps, done)
+        return Timed(steps, done, length, sum(one.emitted - 1 for one in done) / (watch.stamps[-1] - watch.stamps[0]))
 
     def peak_bytes(self) -> int | None:
         """The most that the device has held since `forget_peak`; None on a CPU."""
@@ -180,3 +195,5 @@ class Timed(NamedTuple):
 
     steps: Sequence[float]
     done: Sequence[Generation]
+    context: int = 0  # tokens of each prompt
+    tokens_per_second: float = 0.0  # of all rows, after their first token

@@ -14,7 +14,7 @@ from marsbench.rendering.sections import facts_section
 from marsbench.rows.kinds import CheckRow, MethodStepRow, Row
 from marsbench.rows.store import read_rows
 
-ROWS, _STEPS, _PAGE = "results/gpu/checks.jsonl", "results/gpu/steps.jsonl", "reports/gpu.md"
+ROWS, STEPS, _PAGE = "results/gpu/checks.jsonl", "results/gpu/steps.jsonl", "reports/gpu.md"
 _SCALES = {"bytes": (2**30, "GiB"), "s": (1e-3, "ms")}  # a unit in a name -> what it is shown in
 _SIZES = {"7b": "7B", "0.5b": "0.5B"}
 _SURE, _WINDOW = 0.95, 4  # the paper's threshold, and the block size of its speed tables
@@ -44,6 +44,11 @@ def checks_of(root: Path) -> list[CheckRow]:
     return [row for row in _rows(root / ROWS) if isinstance(row, CheckRow)]
 
 
+def steps_of(root: Path) -> list[MethodStepRow]:
+    """All rows of timed steps that there are."""
+    return [row for row in _rows(root / STEPS) if isinstance(row, MethodStepRow)]
+
+
 def write_gpu_page(root: Path) -> list[Path]:
     """Render the page again where there are rows; returns its path."""
     text = page_of(root)
@@ -52,8 +57,7 @@ def write_gpu_page(root: Path) -> list[Path]:
 
 def page_of(root: Path) -> str:
     """The page as Markdown, a pure function of the rows below a folder; empty without any."""
-    steps = [row for row in _rows(root / _STEPS) if isinstance(row, MethodStepRow)]
-    checks = checks_of(root)
+    steps, checks = steps_of(root), checks_of(root)
     return render(checks, steps) if checks or steps else ""
 
 
@@ -86,6 +90,10 @@ def _speed(device: str, steps: Sequence[MethodStepRow]) -> Iterator[str]:
     for size, shape in known.items():
         yield f"At the shape of {_SIZES[size]}, times as fast as `ar`:"
         yield shape.reckoning()
+    for size, shape in known.items():
+        if carried := shape.carried():
+            yield f"Measured at the shape of {_SIZES[size]}, with the paper's mean acceptance carried over:"
+            yield carried
     if "7b" in known:
         yield " ".join(_PAPER.split())
         yield _beside_the_paper(known["7b"])
@@ -131,6 +139,16 @@ class Steps:
             for name, head in heads.items()
         ]
         return table(["", "published tokens/forward", *[f"{batch} rows" for batch in costs]], lines)
+
+    def carried(self) -> str:
+        """Tokens per second of all rows with acceptance carried over; empty where none was."""
+        speeds = {row.batch_size: row.tokens_per_second for row in self.rows if row.method == "ar" and row.captured}
+        lines = [
+            [str(row.batch_size), f"{ar:,.0f}", f"{row.tokens_per_second:,.0f}", f"{row.tokens_per_second / ar:.2f}"]
+            for row in sorted(self.rows, key=lambda row: row.batch_size)
+            if "acceptance" in row.options and (ar := speeds.get(row.batch_size))
+        ]
+        return table(["rows", "`ar`, tokens/s", "MARS, B = 4, tokens/s", "MARS over `ar`"], lines) if lines else ""
 
     def break_even(self) -> tuple[int, int] | None:
         """The batch sizes between which a step of MARS comes to cost what the paper's mean of tokens per forward is."""

@@ -16,7 +16,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from marsbench.decoding.acceptance import bar
-from marsbench.decoding.generation import Layout, Metric
+from marsbench.decoding.generation import DTYPES, Layout, Metric
 from marsbench.errors import UserError, integer, unknown_name
 
 if TYPE_CHECKING:
@@ -110,6 +110,15 @@ class Options:
         int, Option("K: tokens drafted per round at most; by mars-lookup, those from the text so far.", least=1)
     ] = 4
     ngram: Annotated[int, Option("Tokens of the longest match that is looked up in the text so far.", least=1)] = 3
+    lookup_bar: Annotated[
+        float | None,
+        Option(
+            "How often what was looked up behind masks' guesses must have held lately in the answer for more to be "
+            "[default: it always is].",
+            least=0,
+            most=1,
+        ),
+    ] = None
     draft_method: Annotated[Literal["ar", "mars"], Option("How the draft model decodes: ar or mars.")] = "ar"
     draft_threshold: Annotated[float, Option("Confidence that drafts by mars must pass.", least=0, most=1)] = 0.95
     tree_width: Annotated[int, Option("Guesses of the first Medusa head; 1 is a chain.", least=1)] = 1
@@ -119,7 +128,7 @@ class Options:
 
     @property
     def window(self) -> int:
-        """`block_size`, as methods call it that are free to choose one."""
+        """What users, grids and rows call `block_size`, by its name in methods: B is of training, and of diffusion."""
         return self.block_size
 
 
@@ -139,6 +148,7 @@ class MethodInfo:
     needs: tuple[Need, ...] = ()
     lossless: bool = False  # equals AR decoding of the same checkpoint, whatever its options
     one_row: bool = False  # runs at batch size 1 only
+    forwards_per_cycle: int = 1  # of the model, from drafts to what is right of them
     recomputes: bool = False  # every forward reads the whole sequence
     own_loop: bool = False  # another library's
     package: str = ""  # what has to be installed besides, as it is imported
@@ -174,7 +184,12 @@ METHODS: dict[str, MethodInfo] = {
     ),
     "mars-lookup": MethodInfo(
         "mars_lookup:MarsLookup", "`mars-verified` that also drafts what followed the same n-gram", "`ar`",
-        ("block_size", "metric", "layout", "draft_length", "ngram", "head_top"), needs=("masks",), lossless=True,
+        ("block_size", "metric", "layout", "draft_length", "ngram", "lookup_bar", "head_top"), needs=("masks",),
+        lossless=True,
+    ),
+    "uno": MethodInfo(
+        "uno:Uno", "masks draft in one forward, the next one verifies (UNO, arXiv 2609.04010)", "`ar`",
+        ("block_size", "metric", "head_top"), needs=("masks",), lossless=True, forwards_per_cycle=2,
     ),
     "speculative": MethodInfo(
         "speculative:Speculative", "a small model drafts, the model verifies", "`ar`",
@@ -240,6 +255,38 @@ def check_options(name: str, options: Options) -> None:
     if appended is not None and appended < needed:
         raise UserError(
             f"{appended} appended masks are too few for block size {options.block_size}", fix=f"give {needed} or more"
+        )
+
+
+def check_how(
+    method: str, options: Options, *, threshold: Any = None, accept: str | None = None, dtype: str = "float32",
+    untrained_masks: Any = False, compiled: Any = None,
+) -> None:  # fmt: skip
+    """Refuse a way to decode that could not work, whoever asks for it, before anything is loaded for it.
+
+    A command, lm-eval's arguments and a program's call of `generate` name these alike.
+    """
+    _check_name(method)
+    if accept is not None:
+        _check_accept(method, accept, threshold)
+    check_options(method, options)
+    check_threshold(method, threshold, options.metric)
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, list(DTYPES))
+    for name, given in (("untrained_masks", untrained_masks), ("compiled", compiled)):
+        if not isinstance(given, bool) and (name, given) != ("compiled", None):
+            raise UserError(f"{name}={given!r} is neither true nor false", fix="give one of the two")
+
+
+def _check_accept(method: str, accept: str, threshold: float | None) -> None:
+    """Refuse `accept` other than "one", and "one" where it contradicts a threshold or the method."""
+    if accept != "one":
+        raise unknown_name("way to accept", accept, ["one"])
+    if threshold is not None:
+        raise UserError("--accept one and --threshold contradict each other", fix="leave one of them out")
+    if METHODS[method].lossless and method not in ("ar", "hf-generate"):
+        raise UserError(
+            f"method {method!r} accepts whatever it verifies", fix="leave --accept out, or choose --method ar"
         )
 
 

@@ -31,17 +31,17 @@ class Mars(Method):
     name = "mars"
 
     mask_id: int
-    block_size: int = 4
+    window: int = 4
     metric: Metric = "probability"
     head_top: int = 64
 
     def most(self) -> Most | None:
         """What a step has accepted, and masks."""
-        return Most(pending=self.block_size, drafted=0, behind=self.block_size - 1)
+        return Most(pending=self.window, drafted=0, behind=self.window - 1)
 
     def propose(self, rows: Rows) -> Window:
         """B - 1 masks, or none where every row accepts one token at a time."""
-        masks = self.block_size - 1 if rows.extent.thresholded else 0
+        masks = self.window - 1 if rows.extent.thresholded else 0
         return linear_window(rows, masks=masks, mask_id=self.mask_id)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
@@ -64,7 +64,7 @@ class MarsBlockCache(Mars):
 
     name = "mars-block-cache"
 
-    block_size: int = field(default=0, init=False)  # of no use: the block says how many masks there are
+    window: int = field(default=0, init=False)  # of no use: the block says how many masks there are
     cache_block: int = 4
 
     def most(self) -> None:
@@ -78,9 +78,12 @@ class MarsBlockCache(Mars):
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The leading candidates of the block whose confidence passes."""
         block_end = self._block_end(rows)
-        ids, position, chosen, advance, _, in_order = super().accept(rows, window, answer)
-        chosen, advance = chosen & (position < block_end.unsqueeze(1)), torch.minimum(advance, block_end - rows.length)
-        return Accepted(ids, position, chosen, advance, block_end - self.cache_block - rows.cached, in_order)
+        accepted = super().accept(rows, window, answer)
+        return accepted._replace(
+            chosen=accepted.chosen & (accepted.position < block_end.unsqueeze(1)),
+            advance=torch.minimum(accepted.advance, block_end - rows.length),
+            kept=block_end - self.cache_block - rows.cached,
+        )
 
     def _block_end(self, rows: Rows) -> Tensor:
         """Where the block of each row's next token ends, [N]."""
@@ -111,6 +114,6 @@ class MarsNoCache(Mars):
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The same tokens, none of them kept."""
-        read = rows.extent.pending + self.block_size - 1
+        read = rows.extent.pending + self.window - 1
         accepted = super().accept(rows, window, replace(answer, hidden=answer.hidden[:, :read]))
         return accepted._replace(kept=torch.zeros_like(accepted.kept))

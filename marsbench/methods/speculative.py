@@ -40,13 +40,13 @@ class Speculative(Method):
     draft_length: int = 4
     draft_method: Literal["ar", "mars"] = "ar"
     draft_threshold: float = 0.95  # for "mars"
-    block_size: int = 4  # likewise
+    window: int = 4  # likewise
     drafting: Method = field(init=False, repr=False, compare=False)  # how the draft decodes
     _latest: list[Decoder] = field(default_factory=list, init=False, compare=False)  # what `draft_decoder` found, one
 
     def __post_init__(self) -> None:
         by_mars = self.draft_method == "mars"
-        object.__setattr__(self, "drafting", Mars(self.mask_id, self.block_size) if by_mars else Autoregressive())
+        object.__setattr__(self, "drafting", Mars(self.mask_id, self.window) if by_mars else Autoregressive())
 
     def most(self) -> Most | None:
         """The drafts, where they are steady."""
@@ -131,18 +131,18 @@ class MarsSpeculative(Speculative):
 
     def most(self) -> Most | None:
         """The drafts, and masks behind each of them; the extension is forwarded again, by both models."""
-        length, masks = self.draft_length, self.block_size - 1
+        length, masks = self.draft_length, self.window - 1
         behind = length + (length + 1) * masks
         return Most(masks + 1, length, behind, draft_pending=masks + 2) if self.draft_method == "ar" else None
 
     def propose(self, rows: Rows) -> Window:
         """The drafts, and B - 1 masks after the last token and after each of them."""
         self.note_drafts(rows)
-        return grouped_window(rows, self.block_size - 1, self.mask_id)
+        return grouped_window(rows, self.window - 1, self.mask_id)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The verified tokens and the extension."""
-        verified, masks = super().accept(rows, window, answer), self.block_size - 1
+        verified, masks = super().accept(rows, window, answer), self.window - 1
         entries = group_entries(rows, masks, verified.advance - 1)
         logits = answer.logits(entries)
         behind = verified.advance.unsqueeze(1) + torch.arange(masks, device=logits.device)

@@ -1,4 +1,4 @@
-"""What `marsbench plan` says: what a table or a sweep is made of, the graph of the work behind it, how long it runs.
+"""What `marsbench plan` says: what a table or a sweep is made of, the graph of the work behind it.
 
 Estimates, like those that they are made of; nothing is run, read or fetched.
 """
@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from heapq import heappop, heappush
 from typing import Any
 
 from rich.table import Table
 
 from marsbench.evaluation.benchmarks import benchmark as benchmark_of
-from marsbench.executors.tasks import Ended, Order, Task
 from marsbench.overview.work import tasks_of
 from marsbench.presets import Preset
 from marsbench.progress import terminal_table
@@ -23,8 +21,7 @@ from marsbench.running.graph import Known, RunTask
 from marsbench.running.plans import TablePlan
 from marsbench.studies.study import Study
 
-_WORKERS = {"one core": 1, "2 cores": 2, "8 cores": 8}, {"one GPU": 1, "8 GPUs": 8, "64 GPUs": 64}
-_GPUS_OF_A_NODE = 8  # whose other GPUs idle while one is raced on
+_WORKERS = 8, 64  # cores, GPUs: into how many pieces answers are cut
 _NOT_TRAINED = "none: skipped unless it is trained first"
 
 
@@ -114,8 +111,8 @@ def _notes(plan: TablePlan, scale: Preset) -> list[str]:
     return [*notes, needs, *([packing] if scale.pretrained else [])]
 
 
-def sweep_tables(grid: Grid, scale: Preset, price: float | None = None) -> list[Table | str]:
-    """What a sweep will measure, how much it decodes at most, and what that costs at a price for an hour."""
+def sweep_tables(grid: Grid, scale: Preset) -> list[Table | str]:
+    """What a sweep will measure, and how much it decodes at most."""
     rows = []
     for entry in grid.contenders:
         ready = scale.ready_checkpoint(*entry.trained)
@@ -129,11 +126,11 @@ def sweep_tables(grid: Grid, scale: Preset, price: float | None = None) -> list[
         terminal_table("Contenders, each at every batch size", heads, rows),
         f"{cells} cells: {len(grid.contenders)} contenders at batch sizes {', '.join(map(str, grid.batch_sizes))}.",
         f"{grid.prompts} prompts of {', '.join(names)}; one lap that is watched and {grid.repeats} that are timed.",
-        _races_in_words(grid, scale, price),
+        _races_in_words(grid, scale),
     ]
 
 
-def _races_in_words(grid: Grid, scale: Preset, price: float | None) -> str:
+def _races_in_words(grid: Grid, scale: Preset) -> str:
     reckoned, hours = scale.assumptions, grid.seconds(scale) / 3600
     if reckoned.steps_s is None:
         how = f"at {reckoned.tokens_per_second:,.0f} tokens per second ({reckoned.source})"
@@ -142,38 +139,18 @@ def _races_in_words(grid: Grid, scale: Preset, price: float | None) -> str:
         how = f"at a token for a forward, {ours:.1f} ms each ({library:.0f} ms in a loop of another library)"
     return (
         f"At most {grid.tokens(scale):,} tokens, every answer as long as it may be: "
-        f"{hours:.1f} hours{cost(hours, price)} {how}. An estimate, not a measurement."
+        f"{hours:.1f} hours {how}. An estimate, not a measurement."
     )
-
-
-def cost(hours: float, price: float | None) -> str:
-    """What so many hours of one device cost, in words; nothing without a price."""
-    return "" if price is None else f" ({hours * price:,.0f} at {price:g} an hour)"
 
 
 # ---- the work behind some studies -----------------------------------------------------------------------------------
 
 
-def work_tables(
-    studies: Sequence[Study], scale: Preset, *, gpus: int = 1, overhead: float, price: float | None = None
-) -> list[Table | str]:
-    """The work from nothing, what waits for what, and how long so many devices take.
-
-    `overhead` is in seconds of every task beside its work, `price` of an hour of one device.
-    """
-    devices = _WORKERS[scale.pretrained is not None]
-
-    def tasks(workers: int) -> list[RunTask]:
-        return tasks_of(studies, scale, Known(scale), workers=workers, gpus=min(gpus, workers))
-
-    hours = {name: makespan(tasks(count), count, overhead) / 3600 for name, count in devices.items()}
-    times = {name: f"{took:,.1f} hours" if took >= 0.1 else f"{took * 60:.1f} minutes" for name, took in hours.items()}
-    said = ", ".join(f"{name} {times[name]}{cost(devices[name] * took, price)}" for name, took in hours.items())
-    return [
-        _graph_table(tasks(max(devices.values()))),
-        f"All of it from nothing, every answer as long as it may be and {overhead:g} s for the start of every task: "
-        f"{said}. An estimate, not a measurement; races have a node of up to {_GPUS_OF_A_NODE} devices for themselves.",
-    ]
+def work_tables(studies: Sequence[Study], scale: Preset, *, gpus: int = 1) -> list[Table | str]:
+    """The work from nothing, and what waits for what; a training takes so many GPUs."""
+    tasks = tasks_of(studies, scale, Known(scale), workers=_WORKERS[scale.pretrained is not None], gpus=gpus)
+    said = f"All of it from nothing, every answer as long as it may be: {_hours_of(tasks, 1)} hours of one device."
+    return [_graph_table(tasks), f"{said} An estimate, not a measurement."]
 
 
 def _graph_table(tasks: Sequence[RunTask]) -> Table:
@@ -189,32 +166,5 @@ def _graph_table(tasks: Sequence[RunTask]) -> Table:
     return terminal_table("The work", ("what", "after", "pieces", "device hours"), rows)
 
 
-def _hours_of(tasks: Sequence[RunTask]) -> str:
-    return f"{sum(task.seconds * task.gpus for task in tasks) / 3600:,.2f}"
-
-
-# ---- how long it runs -----------------------------------------------------------------------------------------------
-
-
-def makespan(tasks: Sequence[Task], workers: int, overhead: float) -> float:
-    """Seconds from the start of the first task to the end of the last, if an executor carries them out.
-
-    `overhead` is in seconds of every task beside its own; devices stand on nodes of up to eight.
-    """
-    order = Order(tasks)
-    size = min(workers, _GPUS_OF_A_NODE)
-    free = [size] * max(1, workers // size)
-    running: list[tuple[float, str, int, int]] = []  # (end, name, node, devices of it)
-    now = 0.0
-    while order:
-        for task in order.ready:
-            wanted = size if task.alone else min(task.gpus, size)
-            node = next((number for number, devices in enumerate(free) if devices >= wanted), None)
-            if node is not None:
-                order.take(task)
-                free[node] -= wanted
-                heappush(running, (now + task.seconds + overhead, task.name, node, wanted))
-        now, name, node, wanted = heappop(running)
-        free[node] += wanted
-        order.end(Ended(name, None, None, "", 0.0))
-    return now
+def _hours_of(tasks: Sequence[RunTask], digits: int = 2) -> str:
+    return f"{sum(task.seconds * task.gpus for task in tasks) / 3600:,.{digits}f}"

@@ -231,5 +231,4 @@ def preset(scale: str) -> Preset:
 
 
 def _beside(place: str) -> str:
-    """A checkpoint's place as a preset's file names it."""
     return str(_FILES / place.removeprefix("./")) if place.startswith("./") else place

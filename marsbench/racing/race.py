@@ -21,7 +21,6 @@ import torch
 from marsbench.answering import Answering
 from marsbench.decoding.generation import Generation, Meter, Request
 from marsbench.json_lines import Log
-from marsbench.neighbours import Used, Watch, cores
 from marsbench.progress import Counted
 from marsbench.rows.kinds import Status
 from marsbench.statistics.intervals import Estimate, median_ratio
@@ -90,7 +89,6 @@ class _Ended:
     lap: int
     batch: int
     turns: Mapping[str, Turn]
-    others: Used | None = None  # what other processes used meanwhile
 
 
 class RoundLog:
@@ -103,7 +101,6 @@ class RoundLog:
         self._log = Log[_Started | _Ended](file, kind, what="a round of a race", mend=mend) if file else None
         self.contenders: list[str] = []  # who started, as far as a file says
         self.rounds: dict[tuple[int, int], Round] = {}  # (lap, batch) -> round
-        self.others: dict[tuple[int, int], Used | None] = {}  # (lap, batch) -> what other processes used meanwhile
         self.dropped_out: set[str] = set()  # who has failed or taken too long
         for record in self._log.records() if self._log else []:
             self._take(record)
@@ -114,9 +111,9 @@ class RoundLog:
             self._log.file.unlink(missing_ok=True)
         self._keep(_Started(list(contenders)))
 
-    def add(self, lap: int, batch: int, turns: Round, others: Used | None = None) -> None:
-        """Keep a round and what other processes used meanwhile; it is on disk when this returns."""
-        self._keep(_Ended(lap, batch, turns, others))
+    def add(self, lap: int, batch: int, turns: Round) -> None:
+        """Keep a round; it is on disk when this returns."""
+        self._keep(_Ended(lap, batch, turns))
 
     def turns(self, name: str) -> dict[tuple[int, int], Turn]:
         """One contender's turns, by lap and batch."""
@@ -130,10 +127,9 @@ class RoundLog:
     def _take(self, record: _Started | _Ended) -> None:
         """What a line of the file says."""
         if isinstance(record, _Started):
-            self.contenders, self.rounds, self.others, self.dropped_out = record.contenders, {}, {}, set()
+            self.contenders, self.rounds, self.dropped_out = record.contenders, {}, set()
             return
-        place = (record.lap, record.batch)
-        self.rounds[place], self.others[place] = record.turns, record.others
+        self.rounds[record.lap, record.batch] = record.turns
         self.dropped_out |= {name for name, turn in record.turns.items() if turn.status != "done"}
 
 
@@ -142,7 +138,6 @@ class Outcome(Watched):
     """What a race found of one contender, with all prompts."""
 
     seconds: list[float] = field(default_factory=list)  # of each timed lap
-    others_cores: list[float] = field(default_factory=list)  # of each timed lap: what other processes used; or empty
     status: Status = "done"
     reason: str = ""
 
@@ -191,13 +186,8 @@ class Race:
             progress(done, len(places))
             racing = [name for name in self.contenders if name not in log.dropped_out]
             order = [racing[place] for place in rotation(len(racing), lap * len(self.batches) + batch)]
-            neighbours = Watch()
-            turns = {name: self._turn(name, lap, batch, log) for name in order}
-            log.add(lap, batch, turns, neighbours.used())
-        laps = [cores(used for (of, _), used in log.others.items() if of == lap) for lap in range(1, self.laps + 1)]
-        others = [used for used in laps if used is not None]
-        together = others if len(others) == len(laps) else []
-        return {name: self._outcome(log.turns(name), together) for name in self.contenders}
+            log.add(lap, batch, {name: self._turn(name, lap, batch, log) for name in order})
+        return {name: self._outcome(log.turns(name)) for name in self.contenders}
 
     def _warm_up(self) -> None:
         """Every contender decodes a batch of each size that there is; who fails will fail again when it counts.
@@ -243,7 +233,7 @@ class Race:
         together = replace(contender, batch_size=len(batch))
         return together.decode(requests, eos_id=self.eos_id, pad_id=self.pad_id, meter=meter)
 
-    def _outcome(self, turns: Mapping[tuple[int, int], Turn], others: list[float]) -> Outcome:
+    def _outcome(self, turns: Mapping[tuple[int, int], Turn]) -> Outcome:
         for turn in turns.values():
             if turn.status != "done":
                 return Outcome(status=turn.status, reason=turn.reason)
@@ -256,7 +246,6 @@ class Race:
             last_token=[seconds for turn in watched for seconds in turn.last_token],
             meter=_added([turn.meter for turn in watched]),
             peak_bytes=max((turn.peak_bytes for turn in watched if turn.peak_bytes is not None), default=None),
-            others_cores=others,
         )
 
 

@@ -17,9 +17,8 @@ from marsbench.decoding.step import Method
 from marsbench.decoding.windows import last, linear_window
 from marsbench.forward.limits import vocabulary_of
 from marsbench.forward.window import Answer, Window
-from marsbench.neighbours import Watch, cores
 from marsbench.progress import Counted
-from marsbench.racing.position_law import PositionLaw, law_of
+from marsbench.racing.position_law import ACCEPTANCE, WIDEST, PositionLaw, law_of, windows_by_rows
 from marsbench.racing.race import synchronize
 
 _CONTEXT = 64  # tokens of every prompt
@@ -72,9 +71,7 @@ def step_times(model: Any, positions: int, progress: Counted) -> dict[str, Any]:
     seconds: list[list[float]] = [[] for _ in shapes]
     copied: list[float] = []
     read: list[float] = []
-    others: list[float] = []
     for repeat in range(_REPEATS + 1):  # the first warms up
-        neighbours = Watch()
         for number, shape in enumerate(shapes):
             found = _step(model, shape)
             if repeat:
@@ -83,12 +80,9 @@ def step_times(model: Any, positions: int, progress: Counted) -> dict[str, Any]:
         if repeat:
             copied.append(_copied_per_second(model.device))
             read.append(read_per_second(model.device))
-            used = cores([neighbours.used()])
-            others += [] if used is None else [used]
     return {
         "context": _CONTEXT, "rows": [shape.rows for shape in shapes], "window": [shape.window for shape in shapes],
         "seconds": seconds, "copied_per_second": copied, "read_per_second": read,
-        "others_cores": others if len(others) == len(copied) else [],
     }  # fmt: skip
 
 
@@ -100,6 +94,11 @@ def measured_law(model: Any, rows: int) -> PositionLaw:
     laps = [[_step(model, shape) for shape in shapes] for _ in range(_FEW_REPEATS)]
     rows_of_each, windows = zip(*shapes, strict=True)
     return law_of(rows_of_each, windows, list(zip(*laps, strict=True)))
+
+
+def window_that_pays(model: Any, rows: int, acceptance: float = ACCEPTANCE) -> int:
+    """The window of drafts in a line for so many rows on this machine: what a server's table has; 1 is `ar`."""
+    return windows_by_rows(measured_law(model, rows), rows, WIDEST, (acceptance,))[-1]
 
 
 def _step(model: Any, shape: StepShape) -> float:

@@ -12,7 +12,7 @@ from marsbench.files import write_atomically
 from marsbench.forward.linear import packing_in_words
 from marsbench.keys import content_hash
 from marsbench.locks import locked
-from marsbench.neighbours import warning
+from marsbench.neighbours import others_cores, warning
 from marsbench.provenance import node, provenance
 from marsbench.racing.course import Cell, Course, Load, size_of
 from marsbench.racing.grid import BASELINES, Grid
@@ -70,11 +70,12 @@ class Sweep:
             baselines = [cell for cell in cells if cell.name in BASELINES and not self._course.why_not(cell)]
             log.begin([cell.name for cell in cells if cell in ready or cell in baselines])
         racing = [cell for cell in cells if cell.name in log.contenders]
-        self._run.reporter.say_once(warning())
+        used = others_cores()
+        self._run.reporter.say_once(warning(used))
         with self._run.reporter.bar(f"racing {len(racing)} contenders, {cells[0].batch_size} at once") as bar:
             outcomes = self._course.race(racing).run(log, bar.update)
         for cell in ready:
-            self._run.keep(_sweep_row(self._course, cell, outcomes[cell.name], outcomes))
+            self._run.keep(_sweep_row(self._course, cell, outcomes[cell.name], outcomes, others_cores=used))
         self._run.reporter.say(f"raced {len(racing)} contenders at batch size {cells[0].batch_size}")
 
 
@@ -83,14 +84,15 @@ def _step_times(course: Course) -> StepTimeRow:
     loaded, run = course.baseline, course.run
 
     def timed() -> dict[str, Any]:
-        run.reporter.say_once(warning())
+        used = others_cores()
+        run.reporter.say_once(warning(used))
         return {
             **course.step_times(),
             "stage": course.plain.stage,
             "weight_bytes": size_of(loaded.model),
             "checkpoint": loaded.weights,
             "dtype": course.grid.dtype,
-            "provenance": {**loaded.origin, **packing_in_words()},
+            "provenance": {**loaded.origin, **packing_in_words(), "others_cores": used},
         }
 
     content = {"kind": "step_time", "weights": loaded.weights, **course.everywhere}
@@ -100,8 +102,10 @@ def _step_times(course: Course) -> StepTimeRow:
 # ---- what is written down of a cell ---------------------------------------------------------------------------------
 
 
-def _sweep_row(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str, Outcome]) -> SweepRow:
-    """The row of a cell, its samples written first; `outcomes` are those of its race."""
+def _sweep_row(
+    course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str, Outcome], **seen: float | None
+) -> SweepRow:
+    """The row of a cell, its samples written first; `outcomes` are those of its race, `seen` goes to its provenance."""
     contender = cell.line
     origin = course.target(contender).origin if course.weights(contender) else {}
     identity: dict[str, Any] = {
@@ -112,7 +116,7 @@ def _sweep_row(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str
         "prompts_hash": content_hash(course.prompts.ids),
         "prompt_cut": course.prompts.cuts if any(course.prompts.cuts) else [],
         "max_new_tokens": course.max_new_tokens, "dtype": course.grid.dtype,
-        "provenance": {**provenance(seed=course.run.seed), **origin, **packing_in_words()},
+        "provenance": {**provenance(seed=course.run.seed), **origin, **packing_in_words(), **seen},
     }  # fmt: skip
     measured = _measured(course, cell, found, outcomes) if found.status == "done" else {}
     return SweepRow(**identity, **measured)
@@ -136,7 +140,6 @@ def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str,
         "finished": [int(made.finish == "eos") for made in generations],
         "first_token": found.first_token, "last_token": found.last_token, **vars(found.meter),
         "target_bytes": target, "weight_bytes": together, "peak_bytes": found.peak_bytes,
-        "others_cores": found.others_cores, 
         "same_as": {name: sum(mine.tokens == other.tokens for mine, other in both) for name, both in pairs.items()},
         "samples": _log_samples(course, cell.key, generations, responses, correct),
         "race": content_hash(sorted(outcomes)), "checkpoint": course.target(cell.line).weights,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marsbench.line import Line
-from marsbench.neighbours import warning
+from marsbench.neighbours import others_cores, warning
 from marsbench.racing.course import Course
 from marsbench.racing.grid import Grid
 from marsbench.racing.position_law import PositionLaw, Work, law_of, predicted_speed
@@ -90,7 +90,7 @@ def tune(
     grid = Grid(candidates(block_size), (batch_size,), prompts, _LAPS, timeout_s=float("inf"), positions=positions)
     course, reporter = Course(run, grid, lambda *_: loaded), run.reporter
     watched = course.race(course.cells(_ROWS), laps=0)  # refuses what cannot decode so, before anything is timed
-    reporter.say_once(warning())
+    reporter.say_once(warning(others_cores()))
     times = course.step_times()
     law = law_of(times["rows"], times["window"], times["seconds"])
     with reporter.bar(f"measuring the acceptance of {len(grid.contenders)} settings") as bar:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 
 from marsbench.findings.between_lines import line_numbers
 from marsbench.findings.cells import PUBLISHED_SCALES, Cells, columns, latest_cells, paper_label, published_values
 from marsbench.findings.claims import DIGITS, Claim, Finding
-from marsbench.findings.company import company_remark
 from marsbench.findings.in_words import plus_minus
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import races_in_words
+from marsbench.neighbours import BUSY_CORES
 from marsbench.rendering.claims import answers, claims_section, tally
 from marsbench.rendering.figures import average_figure
 from marsbench.rendering.markdown import filled, folded, merged, paragraphs, table
@@ -40,7 +41,7 @@ def laid_out(package: str, slots: Slots, plan: TablePlan | None = None, deviatio
         common = {
             **{"scale": scale, "racing": racing(scale), "seeds": seeds_in_words(seeds), "about": about(scale, seeds)},
             "raced": races_in_words(row for row in rows if isinstance(row, SweepRow)),
-            "company": company_remark(rows),
+            "company": busy_remark(rows),
             "facts": facts_section(rows, command(session, scale)),
             **({"title": title(plan, scale), **behind(rows, plan, scale, deviations)} if plan else {}),
         }
@@ -48,6 +49,16 @@ def laid_out(package: str, slots: Slots, plan: TablePlan | None = None, deviatio
         return [first, folded(*more)]
 
     return sections
+
+
+def busy_remark(rows: Iterable[Row]) -> str:
+    """A remark where other processes used the machine while rows were timed; empty where none did."""
+    # Rows of earlier versions tell it lap by lap; of these the median counts, as a speed-up is a median over laps.
+    laps = [getattr(row, "others_cores", []) or [row.provenance.get("others_cores") or 0.0] for row in rows]
+    used = max(map(median, laps), default=0.0)
+    if used <= BUSY_CORES:
+        return ""
+    return f"**Timed on a machine that was not idle:** other processes used up to {used:.2f} cores."
 
 
 def page_text(sections: Sections, rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:

@@ -363,6 +363,7 @@ class MethodStepRow(Row):
     weight_bytes: int
     read_per_second: float  # bytes that reading a large tensor moves
     dtype: str = "bfloat16"
+    tokens_per_second: float = 0.0  # of all rows; with acceptance carried over, what a trained model would make
 
 
 @dataclass(frozen=True)

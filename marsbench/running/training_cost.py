@@ -26,7 +26,7 @@ from transformers import TrainerCallback
 from marsbench.forward.attention import without_cudnn_attention
 from marsbench.keys import versions
 from marsbench.line import TrainedStage
-from marsbench.neighbours import BUSY_CORES, cores, read_clocks, used_between
+from marsbench.neighbours import others_cores, warning
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
 from marsbench.rows.kinds import StepCostRow, TrainingSpeedRow
 from marsbench.running.checkpoints import Checkpoints
@@ -127,16 +127,13 @@ class TrainingSpeed(NamedTuple):
     seconds: list[float]
     peak_bytes: int | None  # of the process, or of its GPU, from its start on; None where the system does not tell
     block_size: int | None
-    others_cores: list[float]  # cores that other processes kept busy; empty = unknown
 
     def in_words(self) -> str:
         rates = sorted(count / took for count, took in zip(self.tokens, self.seconds, strict=True))
         peak = "peak memory unknown" if self.peak_bytes is None else f"{self.peak_bytes / 2**30:.2f} GiB at its peak"
-        others = sum(self.others_cores)
-        beside = f"; others kept {others:.1f} cores busy, so this is no measure of the machine"
         return (
             f"{self.stage}: {median(rates):,.0f} tokens/s ({rates[0]:,.0f} to {rates[-1]:,.0f} "
-            f"in {len(rates)} steps), {peak}{beside if others > BUSY_CORES else ''}"
+            f"in {len(rates)} steps), {peak}"
         )
 
 
@@ -150,11 +147,8 @@ class _Stopwatch(TrainerCallback):
     def __init__(self, steps: int) -> None:
         self.tokens, self.seconds = list[int](), list[float]()
         self._steps, self._began = steps, 0.0
-        self.clocks = read_clocks()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        if state.global_step == _FIRST_STEPS:
-            self.clocks = read_clocks()
         self._began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -173,7 +167,9 @@ def training_speed_rows(run: Run, steps: int) -> list[TrainingSpeedRow]:
 
     def timed(chosen: Recipe) -> dict[str, Any]:
         run.reporter.say(f"timing {steps} steps of training {chosen.stage}")
-        return training_speed(chosen, steps)._asdict()
+        used = others_cores()
+        run.reporter.say_once(warning(used))
+        return {**training_speed(chosen, steps)._asdict(), "provenance": {"others_cores": used}}
 
     rows, about = [], {"kind": "training_speed", "steps": steps, "versions": versions("timing")}
     for chosen in [Checkpoints(run).recipe(TrainedStage.of(stage)) for stage in STAGES]:
@@ -192,6 +188,4 @@ def _measured(chosen: Recipe, steps: int) -> TrainingSpeed:
     watch = _Stopwatch(steps)
     with tempfile.TemporaryDirectory() as folder, suppress(_Enough):
         train(chosen, Path(folder) / chosen.stage, None, lambda *_: None, lambda line: None, watch)
-    used = cores([used_between(watch.clocks, read_clocks())])
-    others = [] if used is None else [used]
-    return TrainingSpeed(chosen.stage, watch.tokens, watch.seconds, peak(), chosen.block_size, others)
+    return TrainingSpeed(chosen.stage, watch.tokens, watch.seconds, peak(), chosen.block_size)

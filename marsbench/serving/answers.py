@@ -8,7 +8,7 @@ import functools
 import random
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
 from itertools import chain, zip_longest
@@ -319,16 +319,34 @@ class Completion:
         ]  # fmt: skip
         ours = {"total_tokens": sum(counts.values()), "marsbench": of_each[0] if len(of_each) == 1 else of_each}
         found: Body = {"usage": counts | ours}
-        histogram = [sum(sizes) for sizes in zip_longest(*(ending.accepted for ending in endings), fillvalue=0)]
         if drafted := sum(ending.drafted for ending in endings):
-            steps, accepted = sum(histogram), sum(size * count for size, count in enumerate(histogram))
-            found["metrics"] = {"speculative_decoding": {
-                "mean_acceptance_length": round(1 + accepted / steps, 4),
-                "draft_acceptance_rate": round(accepted / drafted, 4), "acceptance_histogram": histogram,
-                "num_spec_steps": steps, "num_accepted_draft_tokens": accepted, "num_draft_tokens": drafted,
-                "num_spec_tokens": len(histogram) - 1,
-            }}  # fmt: skip
+            found["metrics"] = {"speculative_decoding": _acceptance(endings, drafted)}
         return found
+
+
+def _acceptance(endings: Sequence[Ending], drafted: int) -> Body:
+    """How drafts fared in some answers, under the names of vLLM and speculators."""
+    by_length: dict[int, list[int]] = {}
+    for ending in endings:
+        for length, sizes in ending.accepted.items():
+            by_length[length] = _summed([by_length.get(length, []), sizes])
+    histogram = _summed(by_length.values())
+    steps, accepted = sum(histogram), sum(size * count for size, count in enumerate(histogram))
+    return {
+        "mean_acceptance_length": round(1 + accepted / max(steps, 1), 4),
+        "draft_acceptance_rate": round(accepted / drafted, 4), "acceptance_histogram": histogram,
+        "num_spec_steps": steps, "num_accepted_draft_tokens": accepted, "num_draft_tokens": drafted,
+        "num_spec_tokens": len(histogram) - 1,
+        # Unconditional: the part of all steps in which the draft at a place counted.
+        "acceptance_rate_per_position": [
+            round(sum(histogram[place:]) / steps, 4) for place in range(1, len(histogram))
+        ],
+        "acceptance_histogram_by_draft_length": {str(length): by_length[length] for length in sorted(by_length)},
+    }  # fmt: skip
+
+
+def _summed(lists: Iterable[Sequence[int]]) -> list[int]:
+    return [sum(each) for each in zip_longest(*lists, fillvalue=0)]
 
 
 def _tokens(pieces: Sequence[Piece]) -> list[int]:

@@ -5,6 +5,7 @@ Nothing heavy is imported here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -78,7 +79,8 @@ class Ending:
     thresholds: tuple[float, float] | None = None  # the lowest and the highest that counted; None for `ar`
     windows: tuple[int, int] = (1, 1)
     lossless: bool = True  # whether its tokens are those of `ar`
-    accepted: tuple[int, ...] = ()  # decoding steps by how many tokens they settled beyond the first
+    # Masks of a decoding step -> how many such steps settled 0, 1, 2, ... tokens beyond the first.
+    accepted: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     drafted: int = 0  # masks that stood in them
     likelihood: Likelihood | None = None  # where it did not come with the tokens
     failure: str = ""  # why the engine could not answer
@@ -95,6 +97,7 @@ class State(NamedTuple):
     settled: int = 0  # tokens that decoding steps added, the prompts' forwards left out
     rows: int = 0  # rows that those steps moved
     guesses: int = 0  # masks that stood in those steps' windows
+    accepted: tuple[int, ...] = (0,) * (WIDEST - 1)  # of them, those that counted, by place
     threshold: float | None = None  # mean over the rows of `mars`
     window: float = 0.0  # mean over all rows
 

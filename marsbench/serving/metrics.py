@@ -41,6 +41,7 @@ class Metrics:
         self.slots = 1  # of the KV cache
         self._tau, self._per_forward = 0.0, 0.0
         self.counted, self.ended = Counter[str](), Counter[str]()  # by name; requests by what ended them
+        self._by_place = Counter[str]()  # drafts that counted, by their place behind a forward's first token
         self._times = list[Histogram]()
         self.first_token = self._time(
             "vllm:time_to_first_token_seconds", "From a request's arrival to its first token."
@@ -65,6 +66,8 @@ class Metrics:
             counted["vllm:spec_decode_num_drafts"] += rows
             counted["vllm:spec_decode_num_draft_tokens"] += guesses
             counted["vllm:spec_decode_num_accepted_tokens"] += max(0, settled - rows)
+        for place, (count, before) in enumerate(zip(state.accepted, last.accepted, strict=True)):
+            self._by_place[str(place)] += count - before
         if rows:
             self._per_forward = settled / rows
         self._last = state
@@ -90,10 +93,13 @@ class Metrics:
             counter = CounterMetricFamily(name, words, labels=["model_name"])
             counter.add_metric(own, self.counted[name])
             yield counter
-        labels = ["model_name", "finished_reason"]
-        ended = CounterMetricFamily("vllm:request_success", "Requests by what ended them.", labels=labels)
-        for reason, count in self.ended.items():
-            ended.add_metric([self._model, reason], count)
-        yield ended
+        for name, words, label, counts in (
+            ("vllm:request_success", "Requests by what ended them.", "finished_reason", self.ended),
+            ("vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts that counted.", "position", self._by_place),
+        ):
+            counter = CounterMetricFamily(name, words, labels=["model_name", label])
+            for value_of_label, count in counts.items():
+                counter.add_metric([self._model, value_of_label], count)
+            yield counter
         for times in self._times:
             yield from times.collect()

@@ -33,11 +33,12 @@ class Vocabulary:
         self._special = {*tokenizer.all_special_ids}
         self._special |= {number for number, each in tokenizer.added_tokens_decoder.items() if each.special}
         self._before = list(tokenizer("a", add_special_tokens=False).input_ids)  # at a beginning, spaces may be lost
+        self._begins = len(self._decode(self._before))
         self._letters = {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
         self.token = functools.lru_cache(2**18)(self._token)
 
     def _token(self, token: int) -> Token:
-        text = self._decode([*self._before, token])[len(self._decode(self._before)) :]
+        text = self._decode([*self._before, token])[self._begins :]
         return Token(text, self._bytes(token, text), token in self._special)
 
     def _decode(self, ids: list[int]) -> str:

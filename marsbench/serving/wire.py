@@ -60,6 +60,7 @@ _Confidence = Annotated[float, Meta(ge=0, le=1)]
 _Window = Annotated[int, Meta(ge=1, le=WIDEST)]
 _Best = Annotated[int, Meta(ge=0, le=20)]
 _Count = Annotated[int, Meta(ge=1)]
+_Token = Annotated[int, Meta(ge=0)]
 # Fields of others that nothing here can honour -> the values that ask for nothing; null does so always.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,), "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,),
@@ -96,8 +97,9 @@ def read(body: bytes | Raw, kind: type[T], where: str = "") -> T:
             _check_asks_nothing(name, fields[name], where)
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        place = re.search(r"(?:field `|`\$\.?)(\w*)", str(error))
-        raise ApiError.wrong(f"{where or 'the body'}: {error}", where or (place and place[1]) or None) from error
+        found = re.search(r"(?:field `|`\$\.?)(\w*)", str(error))
+        place, what = where or (found and found[1]) or None, str(error).removesuffix(f" - at `$.{found and found[1]}`")
+        raise ApiError.wrong(f"{place or 'the body'}: {what}", place) from error
     except (ValueError, RecursionError) as error:
         raise ApiError.wrong(f"the body is no JSON that can be read: {error}", where or None) from error
 
@@ -168,7 +170,7 @@ class _Decoding(Struct, kw_only=True):
 class CompletionRequest(_Decoding, kw_only=True):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str | int | Annotated[list[int], Meta(min_length=1)]]
+    prompt: str | list[str | _Token | Annotated[list[_Token], Meta(min_length=1)]]
     max_tokens: _Count | None = 16
     logprobs: _Best | None = None
 
@@ -181,15 +183,11 @@ class CompletionRequest(_Decoding, kw_only=True):
     def prompts(self) -> list[str | list[int]]:
         """One prompt or several, each as text or as token ids."""
         several: list[Any] = [self.prompt] if isinstance(self.prompt, str) else self.prompt
-        if several and isinstance(several[0], int):
-            several = [several]
-        for prompt in several:
-            if not isinstance(prompt, str) and not (
-                isinstance(prompt, list) and prompt and all(type(token) is int and token >= 0 for token in prompt)
-            ):
-                raise ApiError.wrong("a prompt is a text, or token ids, one at least", "prompt")
-        if not several:
-            raise ApiError.wrong("there is no prompt", "prompt")
+        kinds = {*map(type, several)}
+        if kinds == {int}:
+            return [several]
+        if not kinds or int in kinds:
+            raise ApiError.wrong("a prompt is a text, or token ids, one at least", "prompt")
         return several
 
 

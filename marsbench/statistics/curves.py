@@ -38,7 +38,7 @@ def curve_advantage(a: Sequence[Answers], b: Sequence[Answers]) -> Estimate:
 
 
 def points_gap(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> float:
-    """The same mean from points (tokens per forward pass, accuracy) alone, in the unit of the accuracies."""
+    """The mean from points (tokens per forward pass, accuracy) alone, in the unit of the accuracies."""
     return float(_gap(*(np.array(points, dtype=float).T[..., None] for points in (a, b)))[0])
 
 

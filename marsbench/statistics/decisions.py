@@ -1,7 +1,6 @@
-"""What a verdict is, what it is worth, what is left of it among many others, and what it would take where it is open.
+"""Verdicts on claims, their p values, Holm's correction, and how many seeds or questions would decide an open one.
 
-All of it asks how far the interval reaches from its value towards a bound, at its own level or another, with the seeds
-and questions that there are or others, so that a p can say nothing else than its verdict does.
+All of them ask how far the interval reaches from its value towards a bound, so a p agrees with its verdict.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Literal
 from marsbench.statistics.intervals import LEVEL, Estimate, Interval, reach
 
 SIGNIFICANT = 1 - LEVEL
-MOST_SEEDS = 50  # that anyone is told to train
-MOST_TIMES = 100.0  # as many questions that anyone is told to ask
-SMALLEST_P = 1e-9  # below which nobody asks how small a p is
+MOST_SEEDS = 50  # the most that a page recommends
+MOST_TIMES = 100.0  # as many questions, the most that a page recommends
+SMALLEST_P = 1e-9  # smaller ones are printed as this
 
 Verdict = Literal["supported", "not supported", "significantly worse", "inconclusive", "moot", "not run"]
 

@@ -7,7 +7,7 @@ Two published ideas carry all of it, and all of it is deterministic:
   where no question separates two arms, and four questions would seem to prove that the arms are equal.
   What is no proportion and no difference of two follows the same idea: Bonett and Price's two made-up questions, one
   in favour of either side, stand beside the real ones.
-- Benchmarks weigh the same, whatever their size, as in the paper. The interval of their mean adds the squared
+- Benchmarks weigh the same, as in the paper, large or small. The interval of their mean adds the squared
   distances from estimate to limit, on each side apart ("MOVER", Zou and Donner 2008). For symmetric intervals
   this is the textbook stratified interval, and for one benchmark it returns that benchmark's own.
 
@@ -57,7 +57,7 @@ class Estimate:
     n: int
 
     def times(self, factor: float) -> Estimate:
-        """The same in another unit: 100 makes points of fractions."""
+        """In another unit: 100 makes points of fractions."""
         return Estimate(factor * self.value, Interval(factor * self.interval.low, factor * self.interval.high), self.n)
 
 
@@ -174,7 +174,6 @@ def _ratio(emitted: Sequence[float], forwards: Sequence[float], least: float = 1
 
 
 def _around(value: float, residuals: _Values) -> Estimate:
-    """A value with the normal interval that its residuals give."""
     n = len(residuals)
     half = QUANTILE * float(np.std(residuals, ddof=1)) / sqrt(n) if n > 1 else inf
     return Estimate(value, Interval(value - half, value + half), n)

@@ -19,9 +19,9 @@ from marsbench.json_lines import read_json
 from marsbench.training.records import finished
 
 CONFIG = "adapter_config.json"  # peft's
-_WEIGHTS, _VECTOR = "adapter_model.safetensors", "mask_vector.safetensors"  # peft's, and ours
-_HEAD = "draft_head.safetensors"  # where there is one; of which kind, the record says
-_PREFIX = "base_model.model."  # of peft's names
+WEIGHTS, VECTOR = "adapter_model.safetensors", "mask_vector.safetensors"  # peft's, and ours
+HEAD = "draft_head.safetensors"  # where there is one; of which kind, the record says
+PREFIX = "base_model.model."  # of peft's names
 _NOT_PLAIN = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")  # peft's: more than maps of one scale
 
 
@@ -32,14 +32,14 @@ SHIPPED = {"smollm2-135m-adapter": Path(__file__).parent.parent / "presets" / "a
 def write_adapter(adapter: Adapter, model: PreTrainedModel, folder: Path, base: str) -> None:
     """Write an adapter's folder, without a record; `base` is where its model lies, as seen from there."""
     folder.mkdir(parents=True, exist_ok=True)
-    inside = f"{_PREFIX}{_place_of_decoder(model)}"
+    inside = f"{PREFIX}{_place_of_decoder(model)}"
     weights = {
         f"{inside}{name}.lora_{which}.weight": tensor.detach().cpu().contiguous()
         for name, pair in adapter.maps.items()
         for which, tensor in zip("AB", pair, strict=True)
     }
-    save_file(weights, folder / _WEIGHTS)
-    save_file({"mask_vector": adapter.vector.detach().cpu()}, folder / _VECTOR)
+    save_file(weights, folder / WEIGHTS)
+    save_file({"mask_vector": adapter.vector.detach().cpu()}, folder / VECTOR)
     if adapter.head is not None:
         write_head(adapter.head, folder)
     rank = len(next(iter(adapter.maps.values())).down)
@@ -54,7 +54,7 @@ def write_adapter(adapter: Adapter, model: PreTrainedModel, folder: Path, base: 
 
 def write_head(head: DraftHead, folder: Path) -> None:
     """Write a draft head into the folder of its adapter, or of the model that it was trained with."""
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head._asdict().items()}, folder / _HEAD)
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head._asdict().items()}, folder / HEAD)
 
 
 def _place_of_decoder(model: PreTrainedModel) -> str:
@@ -69,7 +69,6 @@ def is_adapter(folder: Path) -> bool:
 
 
 def base_of(folder: Path) -> str:
-    """Where an adapter's model lies: a folder, or a name."""
     base = str(_config(folder).get("base_model_name_or_path") or "")
     beside = folder / base
     return str(beside.resolve()) if base and beside.is_dir() else base
@@ -88,8 +87,8 @@ def read_adapter(folder: Path, model: PreTrainedModel) -> Adapter:
     scale = float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
     fix = "a file may be missing or cut short, or peft made it without a gate; copy it or train it again"
     with told_to_user("the adapter cannot be loaded", OSError, SafetensorError, KeyError, where=folder, fix=fix):
-        weights, vector = load_file(folder / _WEIGHTS), load_file(folder / _VECTOR)["mask_vector"]
-    inside = f"{_PREFIX}{_place_of_decoder(model)}"
+        weights, vector = load_file(folder / WEIGHTS), load_file(folder / VECTOR)["mask_vector"]
+    inside = f"{PREFIX}{_place_of_decoder(model)}"
     down, up = ".lora_A.weight", ".lora_B.weight"
     names = [name.removeprefix(inside).removesuffix(down) for name in weights if name.endswith(down)]
     fix = "take the model that it was trained for"
@@ -105,8 +104,8 @@ def read_head(folder: Path) -> DraftHead | None:
     if kind == "none":
         return None
     what, fix = f"the {kind} draft head cannot be loaded", "copy the checkpoint or train it again"
-    with told_to_user(what, OSError, SafetensorError, TypeError, where=folder / _HEAD, fix=fix):
-        return kind_of_head(kind)(**load_file(folder / _HEAD))
+    with told_to_user(what, OSError, SafetensorError, TypeError, where=folder / HEAD, fix=fix):
+        return kind_of_head(kind)(**load_file(folder / HEAD))
 
 
 def _config(folder: Path) -> dict[str, Any]:

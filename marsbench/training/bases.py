@@ -21,7 +21,7 @@ from marsbench.training.adapter_files import CONFIG, base_of, is_adapter
 
 def checked_base(folder: str) -> Path:
     """A shipped base's folder, once its weights are found to be those of its record; `UserError` otherwise."""
-    place, fix = Path(folder), "install marsbench again, or train everything anew with --from-scratch"
+    place, fix = Path(folder), "install marsbench again, or train everything with --from-scratch"
     with told_to_user("the shipped base cannot be read", OSError, ValueError, TypeError, where=folder, fix=fix):
         record = records.finished(place)
         if record is None:

@@ -33,7 +33,7 @@ from marsbench.training.records import finished, weights_hash
 from marsbench.training.stages import BLOCKWISE, STAGES
 
 _NEEDED = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")  # files of a hub checkpoint that are loaded
-# A config with these fields describes a Qwen2 model, whatever it calls itself.
+# A config with these fields describes a Qwen2 model, under any name.
 _QWEN2_FIELDS = {"hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"}
 _QWEN2_FIELDS |= {"rms_norm_eps", "vocab_size"}
 
@@ -59,7 +59,6 @@ class Loaded:
 
     @property
     def dtype(self) -> str:
-        """That of its weights, as in "float32"."""
         return str(self.model.dtype).removeprefix("torch.")
 
     @property

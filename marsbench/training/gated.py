@@ -41,11 +41,13 @@ class GatedAdapter(nn.Module):
     """The adapter's weights, and the frozen model that they act on, which is no part of it.
 
     A pair of maps for every linear layer of the model's decoder, and a draft head behind it, if one is wanted. It
-    begins as nothing: what is added is zero.
+    begins as nothing: what is added is zero. `strength` is LoRA's alpha over its rank: maps that count more move the
+    model's words further at the same rate.
     """
 
-    def __init__(self, model: PreTrainedModel, rank: int, head: HeadKind = "none") -> None:
+    def __init__(self, model: PreTrainedModel, rank: int, head: HeadKind = "none", strength: float = 1.0) -> None:
         super().__init__()
+        self._strength = strength
         self._model = (model,)  # in a tuple, so that it is neither moved, saved nor trained with this
         decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
         layers = {name: layer for name, layer in decoder.named_modules() if isinstance(layer, nn.Linear)}
@@ -67,7 +69,9 @@ class GatedAdapter(nn.Module):
     @property
     def adapter(self) -> Adapter:
         maps = zip(self._names, self.downs, self.ups, strict=True)
-        return Adapter(self.vector, {name: LowRank(down, up) for name, down, up in maps}, self.of_head.head)
+        return Adapter(
+            self.vector, {name: LowRank(down, self._strength * up) for name, down, up in maps}, self.of_head.head
+        )
 
     def get_output_embeddings(self) -> nn.Module:
         head: nn.Module = self.frozen.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -76,6 +80,16 @@ class GatedAdapter(nn.Module):
     def forward(self, **inputs: Any) -> Any:
         with hooked(self.frozen, self.adapter, None):
             return self.frozen(**inputs)
+
+
+def cast_once(model: PreTrainedModel) -> None:
+    """Hold the weights of a frozen model's linear layers in bf16, as autocast reads them: it would cast them at every
+    use, as it keeps nothing of weights without gradients. Not one number changes.
+    """
+    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
+    for layer in decoder.modules():
+        if isinstance(layer, nn.Linear):
+            layer.to(torch.bfloat16)
 
 
 def gated_loss(
@@ -89,7 +103,7 @@ def gated_loss(
 ) -> Tensor:
     """The mask term of the MARS objective (paper equation 6), as the paper aligns it, for masks on a frozen model.
 
-    Blocks are counted from the start of the response, and in every sequence from a place of its own, drawn anew each
+    Blocks are counted from the start of the response, and in every sequence from a place of its own, drawn each
     time. The first token of a block is the model's own to predict; each of the others is predicted by the mask before
     it, which sees all earlier blocks, clean, and the masks of its own. As in decoding. A draft head is told the true
     token before the predicted one; a part of the masks, drawn anew each time, goes without it.
@@ -115,7 +129,7 @@ def gated_loss(
     # Masks see the clean tokens of earlier blocks, and the masks of their own up to themselves.
     own = block.gather(1, position)
     in_order = (own.unsqueeze(1) == own.unsqueeze(2)) & (entry <= entry.unsqueeze(1))
-    # Nobody looks at filler but filler itself, which must see something.
+    # Only filler attends to filler; each must see something.
     masks = (in_order & (entry < count).unsqueeze(1)) | (entry == entry.unsqueeze(1))
     visible = torch.cat([block.unsqueeze(1) < own.unsqueeze(2), masks], dim=2)
     at, alone = position[row, column], getattr(adapter, "module", adapter)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from marsbench.training.adapter_files import write_adapter, write_head
-from marsbench.training.gated import GatedAdapter, HeadToTrain, gated_loss
+from marsbench.training.gated import GatedAdapter, HeadToTrain, cast_once, gated_loss
 from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
 from marsbench.training.stages import Objective, Recipe
@@ -37,6 +37,9 @@ class Learner:
         `trained` is what this learner trains, or a distributed wrapper around it.
         """
         return ar_loss(trained, **batch)
+
+    def in_bf16(self) -> None:
+        """Every forward pass will be in bf16, by autocast."""
 
     def end(self) -> None:
         """Tidy up before the `Trainer` saves."""
@@ -109,10 +112,13 @@ class _Gated(Learner):
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
         super().__init__(recipe, tokenizer, model.requires_grad_(False))
         assert recipe.rank is not None, "its stages have one"
-        self.trained = self._adapter = GatedAdapter(model, recipe.rank, recipe.head)
+        self.trained = self._adapter = GatedAdapter(model, recipe.rank, recipe.head, recipe.strength)
 
     def loss(self, trained: nn.Module, **batch: Any) -> Tensor:
         return gated_loss(trained, **batch, model=self.model, **self._blocks)
+
+    def in_bf16(self) -> None:
+        cast_once(self.model)
 
     def save(self, folder: Path, base: str) -> None:
         write_adapter(self._adapter.adapter, self.model, folder, base)

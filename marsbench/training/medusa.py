@@ -43,7 +43,6 @@ class MedusaHeads(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, *, dtype: torch.dtype, device: str | torch.device) -> MedusaHeads | None:
-        """The heads that lie beside a checkpoint, None where there are none."""
         if not (folder / _FILE).is_file():
             return None
         weights = load_file(folder / _FILE)

@@ -2,8 +2,8 @@
 
 A batch is cut into pieces of neighbouring rows, each no wider than its longest. The losses are means over rows, so a
 piece counts by its share of them: loss and gradient are the whole batch's, up to rounding. How much fits is measured,
-not guessed: a forward pass says how many bytes each token leaves behind for the backward pass, whatever the model, the
-attention kernel and the number type. Freed memory is kept in the process.
+not guessed: a forward pass shows how many bytes each token keeps for the backward pass. Freed memory is kept in the
+process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Batch = dict[str, Tensor]
 class Fitting:
     """How many entries of a batch go at once: measured at the first step, and kept when the training is resumed.
 
-    So an interrupted training rounds as one that is not, whatever memory is free when it goes on.
+    So an interrupted training rounds as one that is not.
     """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
@@ -48,7 +48,6 @@ class Fitting:
         self.most: int | None = None
 
     def cut(self, batch: Batch, loss: Callable[..., Tensor], weights: Sequence[nn.Parameter]) -> list[Batch]:
-        """The pieces of a batch, whose loss and all weights behind it are for `room`."""
         if self.most is None:
             self.most = self.room(loss, weights)
         return pieces(batch, self.most, noisy=self.noisy)
@@ -132,7 +131,7 @@ def keep_freed_memory() -> None:
 def give_back_freed_memory() -> None:
     """Give what is kept of freed memory back to the system, wherever whole pages of it lie.
 
-    Tensors of ever other sizes leave gaps that the next ones do not fit in, so what is kept grows from step to step.
+    Tensors of many sizes leave gaps that the next ones do not fit in, so what is kept grows from step to step.
     """
     libc = _glibc()
     if libc is not None:
@@ -140,13 +139,12 @@ def give_back_freed_memory() -> None:
 
 
 def _glibc() -> ctypes.CDLL | None:
-    """The C library, where it is glibc."""
     libc = ctypes.CDLL(None)
     return libc if hasattr(libc, "gnu_get_libc_version") else None
 
 
 def at_hand(device: torch.device) -> int | None:
-    """Bytes that are free on a device; None where nobody tells."""
+    """Bytes that are free on a device; None where the system does not tell."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
@@ -158,7 +156,6 @@ def at_hand(device: torch.device) -> int | None:
 
 
 def resident(device: torch.device) -> int:
-    """Bytes that this process holds on a device."""
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
     return int(psutil.Process().memory_info().rss)

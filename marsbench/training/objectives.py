@@ -177,7 +177,7 @@ def _streams(
     position, noisy = source % length, source >= length
     stands_in = torch.cat([~copied, torch.zeros_like(copied)], dim=1).gather(1, source)
     visible = stream_visibility(position, block.gather(1, position), noisy, stands_in, bidirectional=bidirectional)
-    # Nobody looks at filler but filler itself, which must see something.
+    # Only filler attends to filler; each must see something.
     entry = torch.arange(source.shape[1], device=clean.device)
     visible &= (entry < counts).unsqueeze(1) | (entry == entry.unsqueeze(1))
     inputs = {
@@ -203,7 +203,7 @@ def _labelled(labels: Tensor) -> tuple[Tensor, Tensor]:
 def by_head(head: DraftHead | None, model: Any, before: Tensor, at_mask: Tensor | None = None) -> dict[str, Any]:
     """What a draft head does to entries, each behind its token of `before` [n], as `nll_at` takes it.
 
-    It acts on masks, bool `at_mask` [n]; None = all are. A part of them, drawn anew each time, goes without it.
+    It acts on masks, bool `at_mask` [n]; None = all are. A part of them, drawn each time, goes without it.
     """
     if head is None:
         return {}

@@ -50,7 +50,6 @@ def publish(record: TrainingRecord, folder: Path, target: Path) -> None:
 
 
 def weights_hash(folder: Path) -> str:
-    """SHA-256 over all weights files of a checkpoint."""
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:

@@ -64,7 +64,7 @@ def train(
     keep_freed_memory()
     without_cudnn_attention()
     has_heads = LEARNERS[recipe.objective].freezes_model or recipe.head != "none"
-    # Heads and adapters are small, and have no layers to share out: no FSDP for them, whatever the launcher says.
+    # Heads and adapters are small, and have no layers to shard: no FSDP for them, even if the launcher asks for it.
     launched_with = os.environ.pop("ACCELERATE_USE_FSDP", None) if has_heads else None
     try:
         return _train(recipe, folder, parent, progress, say, watch)
@@ -84,6 +84,8 @@ def _train(
     arguments, fitting = arguments_of(recipe, len(data) // recipe.budget.batch_size, work)
     learner = LEARNERS[recipe.objective](recipe, tokenizer, model)
     nn.Module.to(model, arguments.device)  # the `Trainer` moves only what it trains
+    if arguments.bf16 and arguments.device.type != "cpu":
+        learner.in_bf16()
     meter = _Meter(data.tokens, progress, fitting)
     filled_up_to = recipe.block_size if recipe.variant.fills_with_eos else None
     trainer = _StageTrainer(
@@ -168,7 +170,7 @@ def _last_resumable(work: Path) -> Path | None:
 def arguments_of(recipe: Recipe, steps: int, work: Path) -> tuple[TrainingArguments, Fitting | None]:
     """What the `Trainer` is told; and how batches are cut where memory decides it, else the scale's file does."""
     kind, pretrained = LEARNERS[recipe.objective], recipe.pretrained
-    # Computed twice, activations are not kept; what is trained beside a frozen model has few.
+    # Gradient checkpointing, but not for heads and adapters of a frozen model: they keep few activations.
     recomputes = pretrained is not None and not kind.freezes_model and pretrained.gradient_checkpointing
     arguments = TrainingArguments(
         output_dir=str(work),
@@ -196,8 +198,8 @@ def arguments_of(recipe: Recipe, steps: int, work: Path) -> tuple[TrainingArgume
         seed=recipe.seed,
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # without `accelerate launch`, one process on one device
-    # Several processes must each make as many passes as the others. What is computed twice is not seen to be kept. The
-    # world's batches are small.
+    # Several processes must each make as many passes as the others; with checkpointing, what a forward pass keeps does
+    # not tell what the backward pass needs; the world's batches are small.
     by_memory = pretrained is not None and kind.is_mean_over_rows and not recomputes and arguments.world_size == 1
     fitting = Fitting(recipe, arguments.device) if by_memory and at_hand(arguments.device) is not None else None
     limit = pretrained.rows_per_device[recipe.objective] if pretrained and not fitting else None

@@ -23,7 +23,7 @@ def blocks_of_sequence(response: Tensor, block_size: int) -> Tensor:
 
 
 def blocks_of_responses(response: Tensor, block_size: int, ahead: Tensor | int = 0) -> Tensor:
-    """The same where the first block of every response begins with the response's first token.
+    """Blocks of a sequence, where the first of every response begins with the response's first token.
 
     A prompt is a block of its own, however long; so no block holds tokens of both kinds.
 

@@ -2,7 +2,7 @@
 
 `draw("mini_gsm8k", "test", seed=0)` yields examples without end; `corpus(seed)` yields the plain text on which the base
 model is pretrained. Both are deterministic by seed, at each level of difficulty. Train and test never share a problem:
-a hash of a problem's content, whatever its wording, says to which split it belongs.
+a hash of a problem's content, not of its wording, says to which split it belongs.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def corpus(seed: int, level: Difficulty = USUAL) -> Iterator[str]:
 
 
 def texts(seed: int, level: Difficulty = USUAL) -> Iterator[tuple[str, str]]:
-    """The same texts in two parts: the problem, which is drawn at random and not to be foreseen, and what follows."""
+    """The world's plain text in two parts: the problem, drawn at random, and what follows from it."""
     rng = random.Random(f"corpus {seed}")
     examples = conversations(seed + 1, level)
     while True:

@@ -72,7 +72,6 @@ DIFFICULTIES = {level.name: level for level in (USUAL, HARD, EXAM)}
 
 
 def difficulty(name: str) -> Difficulty:
-    """A level by name, or a `UserError` that names those there are."""
     if name not in DIFFICULTIES:
         raise unknown_name("difficulty", name, list(DIFFICULTIES))
     return DIFFICULTIES[name]

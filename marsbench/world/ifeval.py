@@ -62,7 +62,6 @@ _MOST_HIT = 3  # things that a forbidden letter is in, so that enough are left
 
 
 def _rare_letters(things: list[str]) -> list[str]:
-    """The letters that some of the things are written with, but few."""
     hits = {letter: sum(letter in thing for thing in things) for letter in sorted({*"".join(things)})}
     return [letter for letter, count in hits.items() if count <= _MOST_HIT]
 

@@ -8,7 +8,6 @@ from itertools import product
 from statistics import fmean
 
 from marsbench.findings.claims import TIMES, Claim, Measured
-from marsbench.findings.company import company_remark
 from marsbench.findings.in_words import bracketed
 from marsbench.findings.seeds import BySeed
 from marsbench.line import TrainedStage
@@ -66,7 +65,6 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "most": f"{max(row.took for row in laps):.1f}",
         "repeats": str(max(map(len, cells.values()))),
         "unanswered": f"Of {sum(row.requests for row in laps):,} requests, {lost:,} were not answered." if lost else "",
-        "company": company_remark(laps),
         "target_first": f"{1000 * last.target_first_token:.0f}",
         "target_each": f"{1000 * last.target_per_token:.2f}",
         "times_first": f"{FIRST_TOKEN:.0f}",

@@ -24,7 +24,7 @@ from marsbench.errors import UserError
 from marsbench.keys import versions
 from marsbench.line import TrainedStage
 from marsbench.methods.fitting import default_ids, fit
-from marsbench.neighbours import Watch, cores, warning
+from marsbench.neighbours import others_cores, warning
 from marsbench.provenance import provenance
 from marsbench.racing.questions import ask
 from marsbench.rows.kinds import Row, ServingRow
@@ -86,7 +86,8 @@ class Bench:
 
     def rows(self) -> Iterator[Row]:
         """Cell by cell; what is on disk already is not measured again."""
-        self.run.reporter.say_once(warning())
+        self._others = others_cores()
+        self.run.reporter.say_once(warning(self._others))
         minutes = self.effort.minutes()
         self.run.reporter.say(f"serving under load: about {minutes:.0f} min, less what is there already")
         alone = Cell(AR, "together", 1.0, 0)
@@ -114,9 +115,8 @@ class Bench:
 
         def lap() -> dict[str, Any]:
             self.run.reporter.say(f"{what}, repeat {cell.repeat + 1}")
-            watch = Watch(children=True)
             heard = self._fired(cell, shots)
-            others, texts = cores([watch.used()]), _texts(heard, asked, len(self.prompts))
+            texts = _texts(heard, asked, len(self.prompts))
             hashes = [hashlib.sha256(repr(some).encode()).hexdigest()[:8] if some else "" for some in texts]
             return {
                 "stage": self.run.scale.stage, "policy": policy.name, "shape": cell.shape, "load": cell.load,
@@ -127,7 +127,7 @@ class Bench:
                 "right": self._right(heard, asked, texts) if effort.scored else None,
                 "answers": hashes if policy.lossless else [],
                 "checkpoint": self.loaded.weights,
-                "others_cores": [] if others is None else [others], "threads": torch.get_num_threads(),
+                "threads": torch.get_num_threads(), "provenance": {"others_cores": self._others},
             }  # fmt: skip
 
         origin = provenance(seed=self.run.seed)
@@ -148,7 +148,7 @@ class Bench:
         at_once = int(cell.load) if cell.shape == "together" else None
         heard = self._generator.submit(fire, url, shots, at_once).result()
         if not any(answer.status == 200 for answer in heard):
-            raise UserError("the server answers nobody any more", where=url, fix="measure what is left anew")
+            raise UserError("the server answers no more", where=url, fix="measure what is left anew")
         return heard
 
     def _without_http(self, policy: Policy, prompts: list[list[int]]) -> list[Heard]:

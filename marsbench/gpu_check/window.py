@@ -1,0 +1,256 @@
+"""`marsbench gpu-window`: a GPU that is lent for minutes, and every row that can be had of it, what matters most first.
+
+Right, then the cost of a step at true sizes with random weights, then training, then, where its weights are there, a
+real model: what it asks itself, its answers, its trainings, and how the trained ones answer a benchmark. Each stage has
+a limit of its own, and what it has measured is written at once. The real model's stages are commands that anybody may
+type. An interrupted window goes on where it stopped; nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+
+from marsbench.decoding.engine import Batch
+from marsbench.files import write_atomically
+from marsbench.gpu_check.bench import Bench, at_most
+from marsbench.gpu_check.checks import run_checks
+from marsbench.gpu_check.page import STEPS, steps_of, write_gpu_page
+from marsbench.json_lines import Log
+from marsbench.keys import content_hash
+from marsbench.paths import PACKAGE
+from marsbench.provenance import provenance
+from marsbench.racing.carried import Carried, carried_of
+from marsbench.racing.step_time import read_per_second
+from marsbench.rows.kinds import MethodStepRow
+from marsbench.rows.store import rows_text
+
+_RIGHT = ("methods-agree", "graphs-agree", "gradients-finite", "products-in-full", "training-resumes")
+_FITS = ("training-step", "decoding-fits", "attention-in-place")
+# What is timed at a batch size, in this order: method, its options, whether steps are graphs.
+_LINES: tuple[tuple[str, dict[str, Any], bool], ...] = (
+    ("ar", {}, True),
+    ("mars", {"block_size": 4, "threshold": 0.0}, True),
+    ("mars-verified", {"block_size": 4, "layout": "linear"}, True),
+    ("mars-verified", {"block_size": 4}, True),
+    ("mars", {"block_size": 8, "threshold": 0.0}, True),
+)
+_ROWS = (1, 4, 16, 8, 64)
+
+
+@dataclass
+class Window:
+    """A window on a device."""
+
+    device: torch.device
+    output: Path  # holds results/, reports/ and runs/
+    console: Console
+    base: Path | None = None  # the real model's folder; None = it is not there
+    data_dir: Path | None = None  # of benchmark data, without which real prompts are not answered
+    tiny: bool = False  # all of it small, to try it on a CPU
+    command: Callable[..., str] = field(default_factory=lambda: _command)  # what runs one, and gives its last line
+
+    @property
+    def work(self) -> Path:
+        """Where the real model's data and checkpoints go."""
+        return self.output / "runs" / "gpu-window"
+
+    @property
+    def called(self) -> str:
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
+
+
+class Stage(NamedTuple):
+    """A part of a window."""
+
+    name: str
+    limit_s: float
+    run: Callable[[Window], object]
+    of_real_model: bool = False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a stage has ended."""
+
+    stage: str
+    status: str  # done, timeout, failed or skipped
+    reason: str
+    seconds: float
+
+
+def run_window(window: Window, minutes: float) -> list[Ended]:
+    """Do what is left of a window in the time given; how each of its stages has ended."""
+    log: Log[Ended] = Log(window.work / "stages.jsonl", Ended, what="a stage of a window", mend="remove the file")
+    done, found = {one.stage for one in log.records() if one.status == "done"}, list[Ended]()
+    deadline = time.monotonic() + 60 * minutes
+    for stage in stages(window):
+        if stage.name in done:
+            continue
+        began, status, reason = time.monotonic(), "done", ""
+        limit = min(stage.limit_s, deadline - began)
+        window.console.print(f"{stage.name}: at most {max(0.0, limit):.0f} s", highlight=False)
+        try:
+            if stage.of_real_model and window.base is None:
+                status, reason = "skipped", "the real model's weights are not there: marsbench fetch smollm2-135m"
+            elif deadline - began < 1:
+                status, reason = "skipped", "no time is left"
+            else:
+                with at_most(limit):
+                    stage.run(window)
+        except TimeoutError as error:
+            status, reason = "timeout", str(error)
+        except Exception as error:  # whatever it is, the others still run
+            status, reason = "failed", f"{type(error).__name__}: {error}"[:300]
+        ended = Ended(stage.name, status, reason, round(time.monotonic() - began, 1))
+        log.append(asdict(ended))
+        found.append(ended)
+        window.console.print(f"{stage.name}: {status} {reason} ({ended.seconds:.0f} s)", highlight=False)
+        write_gpu_page(window.output)
+    return found
+
+
+def stages(window: Window) -> list[Stage]:
+    """All stages, in order of worth."""
+    sizes = ("small",) if window.tiny else ("7b", "0.5b")
+    return [
+        Stage("right", 90, partial(_checks, names=_RIGHT[:1] if window.tiny else _RIGHT)),
+        *[Stage(f"steps {size}", 110, partial(time_steps, size=size)) for size in sizes],
+        Stage("fits", 60, partial(_checks, names=_FITS[2:] if window.tiny else _FITS)),
+        Stage("asked", 30, _ask, True),
+        Stage("answered", 90, _answer, True),
+        Stage("base_gated_network", 120, partial(_train, stage="base_gated_network"), True),
+        Stage("mars", 180, partial(_train, stage="mars"), True),  # AR SFT before it
+        Stage("answers of mars", 60, partial(_score, stage="mars"), True),
+        Stage("answers of ar_sft", 60, partial(_score, stage="ar_sft"), True),
+        Stage("mars_paper_alignment", 110, partial(_train, stage="mars_paper_alignment"), True),
+        Stage("answers of mars_paper_alignment", 60, partial(_score, stage="mars_paper_alignment"), True),
+    ]
+
+
+def _checks(window: Window, names: Sequence[str]) -> None:
+    run_checks(window.device, names, quick=window.tiny, output=window.output, console=window.console)
+
+
+# ---- what a step costs ----
+
+
+def time_steps(window: Window, size: str) -> None:
+    """The cost of a step by method and rows on a model of random weights, and its speed with acceptance carried over.
+
+    Rows are written as they come, in place of older ones of the same card.
+    """
+    bench = Bench(window.device, quick=window.tiny)
+    bench.say = lambda text: window.console.print(f"  {size}: {text}", highlight=False)
+    model = bench.random_model(size, bench.half)
+    weights, reading = sum(one.nbytes for one in model.parameters()), read_per_second(window.device)
+    published = carried_of({"published": "average", "scale": "7b" if size == "small" else size}, 3)
+    captured = bench.captured()
+    plans: list[tuple[int, str, dict[str, Any], bool, Carried | None]]
+    plans = [(rows, *line, None) for rows, line in product(_ROWS[:1] if window.tiny else _ROWS, _LINES)]
+    carried = {"block_size": 4, "threshold": 0.95}
+    plans[len(_LINES) : len(_LINES)] = [
+        (rows, "mars", carried, True, published) for rows in dict.fromkeys(plan[0] for plan in plans)
+    ]
+    for rows, name, options, is_captured, acceptance in [*plans, (1, "ar", {}, False, None)]:
+        found = bench.timed(
+            model, name, rows=rows, kind=captured if is_captured else Batch, options=options, carried=acceptance
+        )
+        said = options if acceptance is None else {**options, "acceptance": f"carried over from {acceptance.source}"}
+        row = MethodStepRow(
+            "", "done", "", size, name, said, window.called, rows, is_captured, found.context, len(found.steps),
+            median(found.steps), weights, reading, str(bench.half).removeprefix("torch."),
+            tokens_per_second=found.tokens_per_second, provenance=provenance(seed=0),
+        )  # fmt: skip
+        _keep(window.output, row)
+
+
+def _keep(output: Path, row: MethodStepRow) -> None:
+    """Write a row, in place of an older one of its line, shape and card."""
+    row = replace(row, key=content_hash(_place(row)))
+    others = [one for one in steps_of(output) if _place(one) != _place(row)]
+    write_atomically(output / STEPS, rows_text([*others, row]).encode())
+
+
+def _place(row: MethodStepRow) -> dict[str, Any]:
+    named = ("kind", "scale", "method", "options", "device", "batch_size", "captured", "dtype")
+    return {name: getattr(row, name) for name in named}
+
+
+# ---- the real model, by commands ----
+
+
+def _command(*typed: str) -> str:
+    """Run a command of ours in a process of its own, which ends with the stage; the last line that it prints."""
+    done = subprocess.run([sys.executable, "-m", "marsbench", *typed], stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.strip().rpartition("\n")[2]
+
+
+def _ask(window: Window) -> None:
+    """Prompts, a try of few answers with them."""
+    if window.tiny:  # a model of the world asks nothing
+        texts = [
+            f'{{"prompt": "Tom has {number} apples. He eats one. How many are left?"}}\n' for number in range(2, 18)
+        ]
+        write_atomically(window.work / "chats.jsonl.prompts", "".join(texts).encode())
+        return
+    _distill(window, "--limit", "64")
+
+
+def _answer(window: Window) -> None:
+    _distill(window)
+
+
+def _distill(window: Window, *more: str) -> None:
+    prompts = window.work / "chats.jsonl.prompts"
+    asked = ["--prompts", str(prompts)] if window.tiny else ["--self-asked", "12000"]
+    window.work.mkdir(parents=True, exist_ok=True)
+    rows, kind = ("8", "float32") if window.tiny else ("512", "bfloat16")
+    window.command(
+        "distill", "--checkpoint", str(window.base), *asked, "--out", str(window.work / "chats.jsonl"), "--keep-cut",
+        "--batch-size", rows, "--dtype", kind, "--max-new-tokens", "16" if window.tiny else "256", *more,
+    )  # fmt: skip
+
+
+def _train(window: Window, stage: str) -> str:
+    """Train a stage, or find it trained; its folder."""
+    size = ("4", "2") if window.tiny else ("64", "250")
+    return window.command(
+        "train", stage, "--scale", "135m", "--base", str(window.base), "--chat-data", str(window.work / "chats.jsonl"),
+        "--block-size", "4", "--batch-size", size[0], "--max-steps", size[1], "--output", str(window.work),
+    )  # fmt: skip
+
+
+def _score(window: Window, stage: str) -> None:
+    """Have a trained stage answer real prompts, by `ar` and, where it has learned masks, at two thresholds."""
+    if window.data_dir is None and not window.tiny:
+        raise FileNotFoundError("no benchmark data: give --data-dir, or set MARSBENCH_DATA")
+    folder, asked = _train(window, stage), ("mini_gsm8k",) if window.tiny else ("ifeval", "gsm8k", "humaneval")
+    where = [] if window.data_dir is None else ["--data-dir", str(window.data_dir)]
+    benchmarks = [word for name in asked for word in ("--benchmark", name)]
+    for accepts in (["--method", "ar"], *(["--threshold", tau] for tau in ("0.95", "0.8") if stage != "ar_sft")):
+        window.command(
+            "eval", "--checkpoint", folder, *benchmarks, "--scale", "135m", "--limit", "2" if window.tiny else "500",
+            "--batch-size", "8" if window.tiny else "128", "--output", str(window.work), *where, *accepts,
+        )  # fmt: skip
+
+
+def base_here(tiny: bool) -> Path | None:
+    """The real model's folder, if it has been fetched; of a tiny window, the one that is shipped."""
+    from marsbench.fetching.fetch import fetch
+    from marsbench.fetching.models import is_there
+
+    if tiny:
+        return PACKAGE / "presets" / "bases" / "mini" / "base"
+    return fetch("smollm2-135m", lambda _: None) if is_there("smollm2-135m") else None

@@ -1,0 +1,94 @@
+"""What became of drafts, under the names of other engines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_static import EOS, PAD, given, method_of, model  # noqa: F401  # fixtures
+from typer.testing import CliRunner
+
+from marsbench.cli import app
+from marsbench.compiled.fixed import Steps
+from marsbench.decoding.acceptance_report import Acceptance, cycle_in_words
+from marsbench.decoding.engine import Batch, decode
+from marsbench.decoding.generation import Generation, Meter, Request
+from marsbench.racing import step_time
+
+GOLDEN = Path(__file__).parent / "golden"
+# Forwards that settle 1, 3, 1, 2 and 1 tokens; the prompt's and the last but one verify no draft.
+MADE = Generation([9] * 8, [1, 2, 2, 2, 3, 4, 4, 5], 5, "length", drafted=[0, 3, 3, 0, 1])
+
+
+def test_rates_are_unconditional() -> None:
+    """Guards against a rate of a position over the forwards that got there, one over forwards without drafts, and a
+    table that other tools cannot read: the names are what this is for.
+    """
+    assert MADE.acceptance_histogram_by_draft_length == {3: [1, 0, 1, 0], 1: [1, 0]}
+    found = Acceptance.of([MADE, MADE])
+    assert found == Acceptance(num_drafts=6, num_draft_tokens=14, accepted_at=(2, 2, 0))
+    assert found.acceptance_rate_per_position == [2 / 6, 2 / 6, 0.0]
+    assert found.mean_acceptance_length == 1 + sum(found.acceptance_rate_per_position)
+    (line,) = csv.DictReader(io.StringIO(found.csv("prompts")))
+    assert {name: float(value) for name, value in line.items() if name != "subset"} == {
+        "num_drafts": 6, "num_draft_tokens": 14, "num_accepted_tokens": 4, "acceptance_length": 1 + 4 / 6,
+        "acceptance_at_pos_0": 2 / 6, "acceptance_at_pos_1": 2 / 6, "acceptance_at_pos_2": 0.0,
+    }  # fmt: skip
+    assert cycle_in_words([MADE], Meter(positions=14), 2) == "a cycle: 3.50 tokens, 2 forwards, 7.0 positions"
+
+
+@pytest.mark.parametrize("what", ["ar", "mars-verified, groups", "mars-verified, linear", "uno", "speculative"])
+def test_forwards_say_how_many_drafts_they_verified(what: str, given: dict[str, Any], model: Any) -> None:  # noqa: F811
+    """Guards against drafts that are counted where they are made, a forward late, or otherwise in fixed shapes."""
+    requests = [Request([5 + row, 6, 7], 20 + row, ignore_eos=True) for row in range(3)]
+    method = method_of(what, given)
+    how: dict[str, Any] = {"eos_id": EOS, "pad_id": PAD}
+    found = decode(model, method, requests, **how)
+    for one in found:
+        assert len(one.drafted) == one.forwards
+        assert all(settled <= drafted + 1 for settled, drafted in zip(one.accepted, one.drafted, strict=True))
+    counted = Acceptance.of(found)
+    assert bool(counted.num_drafts) == (what != "ar")
+    settled = sum(one.emitted for one in found) - sum(one.forwards for one in found)
+    assert counted.num_accepted_tokens == settled, "a forward settles its right drafts and one token"
+    if method.most() is not None:
+        fixed = decode(model, method, requests, kind=partial(Batch, shapes=Steps()), **how)
+        assert [one.drafted for one in fixed] == [one.drafted for one in found]
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_the_method_auto_is_the_window_that_pays(
+    window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: dict[str, Any]
+) -> None:
+    """Guards against a table that is asked for other rows than decode, one that is not heeded, a report of drafts that
+    goes nowhere, and other tokens than `ar`'s.
+    """
+    asked: list[int] = []
+    monkeypatch.setattr(step_time, "window_that_pays", lambda _, rows: asked.append(rows) or window)
+    lines = [json.dumps({"prompt_ids": ids}) + "\n" for ids in golden["prompts"][:3]]
+    (tmp_path / "in.jsonl").write_text("".join(lines))
+    found = {}
+    for method in ("ar", "auto"):
+        files = [
+            "--prompt-ids",
+            f"{tmp_path}/in.jsonl",
+            "--out",
+            f"{tmp_path}/{method}",
+            "--acceptance",
+            f"{tmp_path}/csv",
+        ]
+        ids = ["--eos-id", "2", "--pad-id", "0", "--mask-id", "3", "--max-new-tokens", "24"]
+        done = CliRunner().invoke(app, ["decode", "--model", str(GOLDEN / "mars"), "--method", method, *files, *ids])
+        assert not done.exit_code, done.output
+        found[method] = [json.loads(line) for line in (tmp_path / method).read_text().splitlines()]
+    assert asked == [3]
+    assert [line["tokens"] for line in found["auto"]] == [line["tokens"] for line in found["ar"]]
+    drafted = {int(count) for line in found["auto"] for count in line["acceptance_histogram_by_draft_length"]}
+    (counted,) = csv.DictReader((tmp_path / "csv").open())
+    assert max(drafted, default=0) == window - 1 == len([name for name in counted if "pos" in name])
+    assert ("a cycle:" in done.output) == (window > 1)
