@@ -134,7 +134,7 @@ def test_what_a_lost_node_did_is_done_elsewhere(simulated: Simulated, tmp_path: 
         )
 
         def lose() -> None:
-            where = wait_for(tmp_path / "running")
+            where = wait_for(tmp_path / "running", 300)
             simulated.remove_node(
                 next(node for node in nodes if where.endswith(node.node_id[:8])), allow_graceful=False
             )

@@ -32,7 +32,7 @@ from marsbench.forward.draft_head import Markov, Network
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.presets import HeadKind, preset
 from marsbench.training import objectives, records
-from marsbench.training.adapter_files import CONFIG, base_of, read_adapter
+from marsbench.training.adapter_files import CONFIG, base_of, read_adapter, write_adapter
 from marsbench.training.checkpoints import Loaded, load, with_adapter
 from marsbench.training.data import chat_prompt
 from marsbench.training.gated import GatedAdapter, HeadToTrain, cast_once, gated_loss
@@ -210,6 +210,20 @@ def test_a_fresh_head_is_nothing_at_first(golden_models: dict[str, PreTrainedMod
         torch.manual_seed(0)
         losses.append(gated_loss(adapter, ids, labels, model=model, block_size=B, mask_token_id=MASK))
     assert losses[0] == losses[1] == losses[2]
+
+
+def test_a_stronger_adapter_acts_as_it_is_written(golden_models: dict[str, PreTrainedModel], tmp_path: Path) -> None:
+    """Guards against a strength that training has and the folder has not, and one that renames older checkpoints."""
+    model = copy.deepcopy(golden_models["ar"]).requires_grad_(False)
+    adapter = GatedAdapter(model, 2, strength=16.0)
+    for up in adapter.ups:
+        torch.nn.init.normal_(up)
+    write_adapter(adapter.adapter, model, tmp_path, "")
+    kept = read_adapter(tmp_path, model).maps
+    assert all(torch.equal(kept[name].up, 16 * up) for name, up in zip(adapter._names, adapter.ups, strict=True))
+    usual, strong = (recipe(MICRO, stage) for stage in ("mars_gated_network", "mars_gated_network_strong"))
+    assert strong.strength == 16 and usual.strength == 1 and usual.key != strong.key
+    assert usual.key == replace(usual, strength=1.0).key != replace(usual, strength=2.0).key
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -76,7 +76,7 @@ async def _explained(_: Request, error: Exception) -> Response:
             found.headers.update(error.headers or {})
             return found
         case ClientDisconnect():
-            return Response(status_code=499)  # which nobody reads
+            return Response(status_code=499)  # the client is gone
     return answer(ApiError(500, "the server has made a mistake; its log has the traceback"))
 
 

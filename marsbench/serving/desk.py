@@ -28,7 +28,7 @@ _LOOK_S = 0.25  # how often it is looked after who waits too long
 
 
 class Stream:
-    """What one request gets. Whoever reads slowly finds more at once; what waits is bounded by the request's limit."""
+    """What one request gets. A slow reader finds more at once; what waits is bounded by the request's limit."""
 
     def __init__(self, job: Job, news: asyncio.Event, *, whole: bool = False) -> None:
         """Of one that is wanted `whole`, tokens are no news before its ending."""
@@ -56,7 +56,7 @@ class Stream:
 
 
 class Desk:
-    """One engine process and those whom it answers."""
+    """One engine process and the requests that it answers."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None] = print) -> None:
         self.settings, self._say = settings, say
@@ -126,7 +126,7 @@ class Desk:
         self._line = None
 
     def _lost(self) -> None:
-        """The engine is gone: tell everybody, and start another unless that has not helped before."""
+        """The engine is gone: tell every client, and start another unless that has not helped before."""
         self._hang_up()
         self.ready, self.state = None, State()
         self.metrics.lost()
@@ -174,7 +174,7 @@ class Desk:
                 stream.end(ApiError(504, f"no answer within {self.settings.deadline:g} seconds", code="deadline"))
 
     def _is_stopped(self) -> bool:
-        """Whether somebody has stopped the process: one that loads has nothing to say, however long that takes."""
+        """Whether the process was stopped by a signal: one that loads says nothing, however long that takes."""
         import psutil
 
         with contextlib.suppress(psutil.Error):
@@ -184,7 +184,7 @@ class Desk:
     # ---- who may come in ----
 
     def check_open(self) -> None:
-        """Raise `ApiError` where nobody is let in."""
+        """Raise `ApiError` where no request is taken."""
         if self.draining:
             raise ApiError.not_ready("the server is shutting down")
         if self.ready is None:
@@ -256,7 +256,7 @@ class Desk:
             self._line.send(message)
 
     def _take(self, report: Report) -> None:
-        """Bring what forwards brought to those whom it is for."""
+        """Bring what forwards brought to their requests."""
         now = time.perf_counter()
         self.state = report.state
         self.metrics.take(report.state)
@@ -290,7 +290,7 @@ class Desk:
     # ---- the end ----
 
     async def drain(self) -> None:
-        """Let nobody in any more, and wait until all have their answers, or the time is up and they are told."""
+        """Take no more requests, and wait until all have their answers, or the time is up and they are told."""
         self.draining = True
         until = time.monotonic() + self.settings.drain
         while self._streams and time.monotonic() < until:

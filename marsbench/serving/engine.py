@@ -1,8 +1,8 @@
 """The decoding half of the server: one batch that requests join and leave, as far as rows and cache have room.
 
-A long prompt comes in pieces, one between two steps of those in flight, so that it stalls nobody.
+A long prompt comes in pieces, one between two steps of those in flight, so that no answer stalls.
 
-It knows nothing of HTTP or text. Whoever drives it calls `work` again and again, and now and then passes on the report.
+It knows nothing of HTTP or text. Its driver calls `work` again and again, and now and then passes on the report.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Running:
 
 
 class Engine:
-    """Jobs in, reports out; a round is either a forward over newcomers' prompts or one for everybody in flight."""
+    """Jobs in, reports out; a round is either a forward over newcomers' prompts or one for all in flight."""
 
     def __init__(
         self, model: Any, settings: Settings, *, mask_id: int | None, eos_id: int | Sequence[int], pad_id: int,
@@ -81,7 +81,7 @@ class Engine:
         self._meter = Meter()
         method = Mixed(-1 if mask_id is None else mask_id, widest=settings.block_size)
         asked = settings.compile or (not settings.adapt and wants_graphs(model, settings.compile))
-        reason = why_not(model, method) if asked else "nobody asks for it"
+        reason = why_not(model, method) if asked else "it was not asked for"
         if settings.compile and reason:
             raise UserError(f"steps cannot be compiled: {reason}", fix="serve without --compile")
         self._shapes = None if reason else Graphs()
@@ -101,12 +101,12 @@ class Engine:
         self._settled = self._rows = self._guesses = 0  # of the last two, those of requests that have ended
         self._accepted: Counter[int] = Counter()  # drafts that counted, by their place in a step
         self._failed: list[int] = []  # requests that are to leave since they have failed
-        self._by: Any = None  # what everybody in flight decodes by; None = not known
+        self._by: Any = None  # what all in flight decode by; None = not known
         self._stepping = False  # whether the last round was a step, so that newcomers come next
         self._report = Report(State())  # what has come since the last one
 
     def capture_ahead(self, kind: Wishes) -> None:
-        """Record the steps that requests of a kind come to need, by numbers of rows, before anybody waits for them."""
+        """Record the steps that requests of a kind come to need, by numbers of rows, before one waits for them."""
         if self._shapes is None or not wants_graphs(self.model, None):  # what is compiled takes too long
             return
         knob, longest = self._knob(kind), min(self.settings.max_new_tokens, context_length(self.model) - BEHIND)
@@ -142,7 +142,7 @@ class Engine:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether somebody waits for the report to do more than read on: a request has started, or ended."""
+        """Whether the report should go out at once: a request has started, or ended."""
         return bool(self._report.started or self._report.ended)
 
     def report(self, *, whole: bool = True) -> Report:
@@ -190,11 +190,11 @@ class Engine:
         return found
 
     def _piece(self) -> int:
-        """Positions of prompts in one forward, at most: few where somebody waits for the next step."""
+        """Positions of prompts in one forward, at most: few where others wait for the next step."""
         return min(_PIECE, self.settings.prefill_positions) if self._running else self.settings.prefill_positions
 
     def _join(self, newcomers: list[Running]) -> None:
-        """Begin with their prompts; one that cannot be run is told so, and keeps nobody else out."""
+        """Begin with their prompts; one that cannot be run is told so, and keeps no other out."""
         requests: dict[int, Request] = {}
         for newcomer in newcomers:
             job, knob = newcomer.job, self._knob(newcomer.job.wishes)
@@ -216,7 +216,7 @@ class Engine:
         try:
             for _ in self._pieces:
                 return
-        except _TROUBLE as error:  # then nobody has joined
+        except _TROUBLE as error:  # then none has joined
             jobs = [newcomer.job for newcomer in self._joining.values()]
             self._joining.clear()
             if len(jobs) > 1:
@@ -268,9 +268,9 @@ class Engine:
         return self._windows[min(max(len(self._running), 1), len(self._windows)) - 1]
 
     def _turn(self) -> None:
-        """Bring the knobs of everybody in flight up to date."""
+        """Bring the knobs of all in flight up to date."""
         by = self.settings, self._windows and (self._window_now(), bool(self._waiting))
-        if by == self._by:  # nobody has joined since, and nobody's knob has changed
+        if by == self._by:  # none has joined since, and no knob has changed
             return
         self._by, turned = by, {}
         for number, running in self._running.items():

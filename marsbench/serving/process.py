@@ -20,7 +20,7 @@ _OF_FREE = 0.4  # of the free memory may be the cache: while a layer grows, it i
 
 
 def run(pipe: Connection, settings: Settings) -> None:
-    """Decode for whoever is at the other end, until it is gone."""
+    """Decode for the other end of the pipe, until it is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the other process says when to end; its terminal signals both
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -32,7 +32,7 @@ def run(pipe: Connection, settings: Settings) -> None:
         pipe.send(ready)
         _serve(pipe, engine)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # nobody is left to decode for
+        return  # the other end is gone
 
 
 def _start(settings: Settings) -> tuple[Any, Ready]:
@@ -123,8 +123,8 @@ def _free_bytes(device: Any) -> int:
 def _serve(pipe: Connection, engine: Any) -> None:
     """Rounds without end; with nothing to do, it waits for the next message.
 
-    Where a step is over in no time, the tokens of several go out together: each message wakes whoever it is for, and
-    his clients, on cores that the next step needs.
+    Where a step is over in no time, the tokens of several go out together: each message wakes the event loop and
+    its clients, on cores that the next step needs.
     """
     told = 0.0
     letters = select.poll()  # `pipe.poll` would make one of these for every round
@@ -141,6 +141,6 @@ def _serve(pipe: Connection, engine: Any) -> None:
         engine.work()
         quiet_s = time.perf_counter() - told
         if quiet_s > _PAUSE_S or engine.is_urgent:
-            is_whole = quiet_s > _PAUSE_S / 2  # where somebody is woken anyway, another message is spared
+            is_whole = quiet_s > _PAUSE_S / 2  # where the other end is woken anyway, another message is spared
             pipe.send(engine.report(whole=is_whole))
             told += quiet_s if is_whole else 0.0

@@ -49,7 +49,7 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
     own = listen(settings.host, settings.port)
 
     def said(text: str) -> None:
-        with contextlib.suppress(OSError):  # whoever started the server and read along may be gone: that ends nothing
+        with contextlib.suppress(OSError):  # the reader of this output may be gone: that ends nothing
             say(text)
 
     asyncio.run(_serve(settings, own, said))
@@ -74,11 +74,11 @@ async def _serve(settings: Settings, own: socket.socket, say: Callable[[str], No
         )  # fmt: skip
         server = Server(config)
         gc.freeze()  # what is there to stay need not be looked through whenever a large body is read
-        own.listen(_WAITING)  # from now on nobody is refused
+        own.listen(_WAITING)  # from now on no connection is refused
         serving = asyncio.create_task(server.serve(sockets=[own]))
         shown, number = own.getsockname()[:2]
         if is_open_to_all(settings):
-            say("warning: whoever reaches this address may use the server: see --api-key")
+            say("warning: all who reach this address may use the server: see --api-key")
         say(f"serving {settings.name} on http://{f'[{shown}]' if ':' in shown else shown}:{number}")
         over = asyncio.create_task(desk.over.wait())
         await asyncio.wait({serving, over}, return_when=asyncio.FIRST_COMPLETED)

@@ -69,7 +69,7 @@ class Settings:
         ),
     ] = ()
     speed_key: Annotated[str | None, Option("The only key that turns the knobs.")] = None
-    lock_speed: Annotated[bool, Option("Let nobody turn the knobs.")] = False
+    lock_speed: Annotated[bool, Option("Keep the knobs as they are.")] = False
     allowed_host: Annotated[
         tuple[str, ...],
         Option(

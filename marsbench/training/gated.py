@@ -41,11 +41,13 @@ class GatedAdapter(nn.Module):
     """The adapter's weights, and the frozen model that they act on, which is no part of it.
 
     A pair of maps for every linear layer of the model's decoder, and a draft head behind it, if one is wanted. It
-    begins as nothing: what is added is zero.
+    begins as nothing: what is added is zero. `strength` is LoRA's alpha over its rank: maps that count more move the
+    model's words further at the same rate.
     """
 
-    def __init__(self, model: PreTrainedModel, rank: int, head: HeadKind = "none") -> None:
+    def __init__(self, model: PreTrainedModel, rank: int, head: HeadKind = "none", strength: float = 1.0) -> None:
         super().__init__()
+        self._strength = strength
         self._model = (model,)  # in a tuple, so that it is neither moved, saved nor trained with this
         decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
         layers = {name: layer for name, layer in decoder.named_modules() if isinstance(layer, nn.Linear)}
@@ -67,7 +69,9 @@ class GatedAdapter(nn.Module):
     @property
     def adapter(self) -> Adapter:
         maps = zip(self._names, self.downs, self.ups, strict=True)
-        return Adapter(self.vector, {name: LowRank(down, up) for name, down, up in maps}, self.of_head.head)
+        return Adapter(
+            self.vector, {name: LowRank(down, self._strength * up) for name, down, up in maps}, self.of_head.head
+        )
 
     def get_output_embeddings(self) -> nn.Module:
         head: nn.Module = self.frozen.get_output_embeddings()  # type: ignore[no-untyped-call]

@@ -112,7 +112,7 @@ class _Gated(Learner):
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
         super().__init__(recipe, tokenizer, model.requires_grad_(False))
         assert recipe.rank is not None, "its stages have one"
-        self.trained = self._adapter = GatedAdapter(model, recipe.rank, recipe.head)
+        self.trained = self._adapter = GatedAdapter(model, recipe.rank, recipe.head, recipe.strength)
 
     def loss(self, trained: nn.Module, **batch: Any) -> Tensor:
         return gated_loss(trained, **batch, model=self.model, **self._blocks)

@@ -48,6 +48,7 @@ class Stage:
     share: float = 1.0  # of the budget's steps
     adapters_rate: bool = False  # at the learning rate of the scale's adapter
     ranks: int = 1  # of an adapter: its rank, in times the scale's
+    strength: float = 1.0  # of an adapter: by how much what its maps say counts, LoRA's alpha over its rank
     head: HeadKind = "none"  # the draft head behind its masks; for an adapter, none = as the scale says
 
 
@@ -116,12 +117,18 @@ STAGES: dict[str, Stage] = {
     "mars_gated_wide_2x": _gated("one of three times the rank, trained twice as long", passes=2, ranks=3),
     "mars_gated_markov": _gated("an adapter with a table as its draft head", head="markov"),
     "mars_gated_network": _gated("an adapter with a small network as its draft head", head="network"),
+    "mars_gated_network_strong": _gated(
+        "such a one whose maps count sixteen times, and so learn faster", head="network", strength=16.0
+    ),
     "base_gated": _gated("a gated adapter on the frozen base itself", "base"),
     "base_gated_4x": _gated("such an adapter, trained four times as long", "base", passes=4),
     "base_gated_network": _gated(
         "an adapter on the base with a small network as its draft head", "base", head="network"
     ),
     "base_gated_network_quarter": _gated("such a one, trained a quarter as long", "base", head="network", share=1 / 4),
+    "base_gated_network_strong": _gated(
+        "one on the base whose maps count sixteen times, and so learn faster", "base", head="network", strength=16.0
+    ),
     "base_mars": _mars("MARS, straight from the base", "base"),
     "base_mars_2x": _mars("MARS, straight from the base, trained twice as long", "base", passes=2),
     "medusa": Stage("Medusa heads on the frozen AR SFT model", "ar_sft", "medusa"),
@@ -179,6 +186,7 @@ class Recipe:
     instruct_base: bool = False  # whether the base learned from conversations too
     rank: int | None = None  # of an adapter
     head: HeadKind = "none"  # the draft head
+    strength: float = 1.0  # of an adapter's maps
 
     @property
     def key(self) -> str:
@@ -195,6 +203,7 @@ class Recipe:
 
 
 _LATER = [("difficulty", "usual"), ("instruct_base", False), ("rank", None), ("head", "none")]  # in recipes
+_LATER += [("strength", 1.0)]
 _LATER += [("cycle", None), ("sequences", None)]  # in their budgets
 _WEIGHTS = "model.safetensors"
 
@@ -232,6 +241,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         difficulty=world.difficulty if world else "usual",
         instruct_base=world is not None and world.instruct_base and chosen.plain_text,
         rank=scale.adapter.rank * chosen.ranks if gated else None,
+        strength=chosen.strength,
         head=scale.adapter.head if gated and chosen.head == "none" else chosen.head,
     )
 

@@ -100,7 +100,7 @@ def lowest_tau(rows: Sequence[ServingRow]) -> float:
 
 
 def accuracy(rows: Sequence[ServingRow]) -> float | None:
-    """The part of the answers that are right; None where nobody looked."""
+    """The part of the answers that are right; None where they were not scored."""
     marked = [row for row in rows if row.right is not None and row.answered]
     return sum(row.right or 0 for row in marked) / sum(row.answered for row in marked) if marked else None
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from marsbench.presets import Preset
 
-QUEUE = 8192  # of the servers: more than a lap has requests, so that nobody is turned away
+QUEUE = 8192  # of the servers: more than a lap has requests, so that none is turned away
 HIGHEST, LOWEST = 0.95, 0.5  # tau
 PER_TOKEN, FIRST_TOKEN = 5.0, 100.0  # targets, in times of what one token takes by `ar` alone
 
