@@ -34,7 +34,7 @@ from marsbench.decoding.generation import PREFILL_POSITIONS, Request, seed_of
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError, integer
 from marsbench.forward.adapter import Adapted
-from marsbench.methods import METHODS, OPTIONS, Options, build_method, check_threshold
+from marsbench.methods import METHODS, OPTIONS, Options, build_method, check_how
 from marsbench.methods.fitting import remark_on_rounding
 from marsbench.progress import Reporter
 from marsbench.training.adapter_files import read_adapter
@@ -120,11 +120,11 @@ def generate(
         draft=draft,
         **{name: others[name] for name in OPTIONS if name in others},
     )
+    check_how(method, options, threshold=threshold)
     with_heads = replace(options, heads=heads)
     compiled = adapter is None and wants_graphs(model, compiled)
     make = partial(build_method, method, with_heads)
     chosen = _kept(model, "method", (method, options), make) if compiled else make()  # heads belong to the model
-    check_threshold(method, threshold, options.metric)
     running: Any = model
     if adapter is not None:
         folder = Path(adapter)

@@ -79,7 +79,10 @@ def launches(layers: int, what: str, dtype: torch.dtype, length: int) -> Counter
     model, method = qwen(layers, dtype), method_of(what, {"mask_id": MASK})
     batch = Batch(model, method, eos_id=EOS, pad_id=PAD, on_finished=lambda *_: None, shapes=Steps())
     batch.join(
-        {row: Request([4 + row, 5, 6], length, 0.3 if what == "mars" else None, ignore_eos=True) for row in (0, 1)}
+        {
+            row: Request([4 + row, 5] * (length // 2), 20, 0.3 if what == "mars" else None, ignore_eos=True)
+            for row in (0, 1)
+        }
     )
     batch.step()
     with Launches() as seen:
@@ -199,3 +202,4 @@ def test_parts_of_keys_attend_as_all_of_them_do(slots: int, queries: int) -> Non
     found, sums = attend(q.expand(count, -1, -1, -1), *parted, of_parts, 0.3)
     merged = (found * sums.softmax(0).unsqueeze(-1)).sum(0, keepdim=True)
     assert merged.isfinite().all() and torch.allclose(merged, whole, atol=2e-6)
+    assert joined.parts_attend(torch.device("cpu"), torch.float32, 32), "else nothing is ever parted"

@@ -249,6 +249,11 @@ def test_benchmarks_by_group_and_subtask() -> None:
             benchmark(unknown)
 
 
+def test_where_functions_lie_does_not_matter() -> None:
+    """Guards against answers of MMLU-Pro that no later process finds again."""
+    assert " at 0x" not in json.dumps(fingerprint(load_tasks(benchmark("mmlu_pro_math"), LITTLE)))
+
+
 def test_where_the_data_lies_does_not_matter(tmp_path: Path) -> None:
     """Guards against cells measured again because a folder has moved, and reused although a question has changed."""
     found = fingerprint(load_tasks(benchmark("gsm8k"), LITTLE))

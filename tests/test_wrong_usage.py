@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -21,6 +22,15 @@ DISTILL = ["distill", "--checkpoint", "ar_sft", "--prompts", "asked.jsonl", "--o
 TUNE = ["tune", "--scale", "micro", "--output", "."]
 EVAL = ["eval", "--benchmark", "mini_gsm8k", "--limit", "2", "--scale", "micro", "--output", "."]
 HERE = ["--scale", "micro", "--output", "."]
+
+
+NO_LINES = {  # what a file may hold in place of lines of JSON
+    "digits": b'{"prompt_ids": [%s]}\n' % (b"1" * 5000),
+    "deep": b"[" * 100_000 + b"]" * 100_000 + b"\n",
+    "half": b'{"prompt": "half \\ud83d", "messages": [{"role": "user", "content": "\\udc00"}]}\n',
+    "latin": b'{"prompt": "caf\xe9"}\n',
+    "packed": gzip.compress(b'{"prompt": "One?"}\n'),
+}
 
 
 @pytest.fixture
@@ -47,6 +57,8 @@ def folder(micro_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "batch_sizes: [1]\nprompts: 6\nrepeats: 1\ncontenders:\n- {method: ar, stage: mars, name: ar}\n"
         "- {method: mars, stage: mars, compiled: true}\n"
     )
+    for name, content in NO_LINES.items():
+        (tmp_path / f"{name}.jsonl").write_bytes(content)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MARSBENCH_DATA", raising=False)
 
@@ -171,6 +183,19 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "report: nothing measured": (["report", "--output", "data"], "reproduce table2"),
     "list: nothing of that name": (["list", "everything"], "stages"),
 }  # fmt: skip
+
+
+WRONG |= {
+    f"{command[0]}: {name}": ([*command, f"{name}.jsonl"], "unpack" if name == "packed" else "line 1")
+    for name in NO_LINES
+    for command in (
+        ["decode", "--model", "mars", "--out", "o.jsonl", "--prompt-ids"],
+        ["distill", "--checkpoint", "ar_sft", "--out", "chats.jsonl", "--prompts"],
+        ["score", "--benchmark", "mini_gsm8k", "--responses"],
+        ["results"],
+    )
+}
+WRONG["show: a question in Latin-1"] = (["show", "caf\udce9 is?", "--checkpoint", "mars", "--method", "ar"], "UTF-8")
 
 
 def files_in(folder: Path) -> dict[str, bytes]:

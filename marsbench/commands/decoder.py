@@ -17,7 +17,7 @@ import typer
 from marsbench.commands import shared
 from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError
-from marsbench.methods import METHODS, OPTIONS, Options, check_options, check_threshold, explained
+from marsbench.methods import METHODS, OPTIONS, Options, check_how, explained
 
 if TYPE_CHECKING:
     from marsbench.answering import Answering
@@ -57,7 +57,7 @@ class Decoding:
     pack: shared.Pack = True
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method, those that were typed
 
-    def check(self, *, stage: str | None) -> None:
+    def check(self, *, stage: str | None, accept: str | None = None) -> None:
         """Refuse a way to decode that could not work, before any checkpoint is trained or loaded for it.
 
         `stage` is of the scale's own checkpoint; None where another one decodes, which is looked at when it is loaded.
@@ -66,8 +66,10 @@ class Decoding:
         from marsbench.training.stages import stage as stage_of
 
         method = self.method
-        check_options(method, Options(**self.options))
-        check_threshold(method, self.threshold, self.options.get("metric", "probability"))
+        check_how(
+            method, Options(**self.options), threshold=self.threshold, accept=accept, dtype=self.dtype,
+            compiled=self.compiled,
+        )  # fmt: skip
         needs = METHODS[method].needs
         if "draft" in needs and self.draft is None:
             raise UserError(
@@ -83,7 +85,6 @@ class Decoding:
             raise UserError(
                 f"method {method!r} needs Medusa heads; stage {stage!r} has none", fix="choose --stage medusa"
             )
-        shared.dtype_of(self.dtype)
 
     def check_heard(self, *methods: str) -> None:
         """Refuse options that no method here would hear of."""

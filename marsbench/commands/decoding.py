@@ -104,14 +104,13 @@ def decode(
     is_auto = decoding.method == "auto"
     if is_auto:
         decoding = replace(decoding, method="mars-verified")
-    decoding.check(stage=None)
+    decoding.check(stage=None, accept=accept)
     use_packing(decoding.pack)
     from marsbench.answering import check_target, decode_file, read_prompts
     from marsbench.decoding.generation import Request, seed_of
-    from marsbench.methods.fitting import check_accept, default_ids
+    from marsbench.methods.fitting import default_ids
     from marsbench.progress import Reporter
 
-    check_accept(decoding.method, accept, decoding.threshold)
     check_target(prompt_ids, out)
     if acceptance is not None:
         check_can_be_written(acceptance, "--acceptance")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from marsbench.decoding.generation import DTYPES
 from marsbench.errors import UserError, unknown_name
 from marsbench.methods import Option
 from marsbench.presets import DEFAULT_BLOCK_SIZE, DEFAULT_SCALE, preset
@@ -94,7 +95,6 @@ UntrainedMasks = Annotated[
     bool, typer.Option("--untrained-masks", help="Use masks even if the checkpoint never saw any.")
 ]
 
-_DTYPES = ("float32", "bfloat16", "float16")
 # The options of `Start` that make a run and say what it trains on; the others say which checkpoint decodes.
 OF_RUN = (
     "scale", "seed", "benchmarks", "limit", "shard", "existing", "data_dir", "train_all", "checkpoint", "output",
@@ -305,8 +305,8 @@ def load_named(checkpoint: str, dtype: str, reporter: Reporter, **how: Any) -> L
 
 
 def dtype_of(name: str) -> torch.dtype:
-    if name not in _DTYPES:
-        raise unknown_name("dtype", name, list(_DTYPES))
+    if name not in DTYPES:
+        raise unknown_name("dtype", name, list(DTYPES))
     import torch
 
     found: torch.dtype = getattr(torch, name)

@@ -24,17 +24,15 @@ from lm_eval.utils import handle_arg_string, simple_parse_args_string
 from marsbench.answering import Answering
 from marsbench.decoding.engine import context_length
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request, seed_of
-from marsbench.errors import UserError, integer, told_to_user, unknown_name
+from marsbench.errors import UserError, integer, told_to_user
 from marsbench.evaluation.answers import cut_text
 from marsbench.evaluation.harness import chat_text, cut_in_words, room_for_prompt, stops_of, without_beginning
 from marsbench.line import Line
 from marsbench.lm_eval_plugin import register
-from marsbench.methods import METHODS, OPTIONS, Options, check_options, check_threshold
-from marsbench.methods.fitting import check_accept
+from marsbench.methods import METHODS, OPTIONS, Options, check_how
 from marsbench.methods.settings import CHANGES_TOKENS, load_aloud
 from marsbench.progress import Reporter, all_processes
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEFAULT_ROWS = 16  # decoded at once where nobody says how many
 _DEFAULT_LIMIT = 256  # new tokens where a task sets no limit, as in lm-eval's own models
 _METHOD_OPTIONS = ["mask_id", *OPTIONS]
@@ -166,25 +164,17 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         if not pretrained:
             raise UserError("no checkpoint is named", fix="give --model_args pretrained=FOLDER_OR_HUB_NAME")
         switches: dict[str, Any] = {"untrained_masks": untrained_masks, "compiled": compiled}
-        for name, given in switches.items():
-            if not isinstance(given, bool) and (name, given) != ("compiled", None):
-                raise UserError(f"{name}={given!r} is neither true nor false", fix="give one of the two")
-        check_accept(method, accept, threshold)
-        chosen = Options(**options)
-        check_options(method, chosen)
-        check_threshold(method, threshold, chosen.metric)
+        check_how(method, Options(**options), threshold=threshold, accept=accept, dtype=dtype, **switches)
         rows = _DEFAULT_ROWS
         if not str(batch_size).startswith("auto"):
             rows = _at_least_1(batch_size, "batch size {!r} is no number of rows", "give 1 or more, or auto")
         positions = _at_least_1(prefill_positions, "prefill positions {!r} are no number of tokens")
-        if dtype not in _DTYPES:
-            raise unknown_name("dtype", dtype, list(_DTYPES))
         self._processes = state = all_processes()
         self._rank, self._world_size = state.process_index, state.num_processes
         if state.num_processes > 1 or device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
             device = state.device
         self._device = torch.device(device)
-        how: dict[str, Any] = {"dtype": _DTYPES[dtype], "device": self._device}
+        how: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": self._device}
         loaded = load_aloud(str(pretrained), Reporter(), **how, adapter=adapter)
         companion = load_aloud(draft, Reporter(), **how) if draft else None
         rows = 1 if METHODS[method].one_row else min(rows, max_batch_size or rows)

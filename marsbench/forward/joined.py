@@ -160,7 +160,7 @@ def parts_attend(device: torch.device, dtype: torch.dtype, size: int) -> bool:
     """Whether parts of keys, weighed, come to what all of them do on a device; asked before anything is recorded."""
     try:
         queries, keys, values = (torch.randn(1, 2, many, size, device=device, dtype=dtype) for many in (7, 64, 64))
-        mask = torch.zeros(1, 1, 1, 64, device=device, dtype=dtype).expand(2, 2, 7, 32)
+        mask = torch.zeros(1, 1, 1, 32, device=device, dtype=dtype).expand(2, 2, 7, 32)
         whole = F.scaled_dot_product_attention(queries, keys, values, scale=0.1)
         keys, values = (torch.cat(store.chunk(2, 2)) for store in (keys, values))
         found, sums = attend(queries.expand(2, -1, -1, -1), keys, values, mask, 0.1)

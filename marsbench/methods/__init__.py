@@ -16,7 +16,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from marsbench.decoding.acceptance import bar
-from marsbench.decoding.generation import Layout, Metric
+from marsbench.decoding.generation import DTYPES, Layout, Metric
 from marsbench.errors import UserError, integer, unknown_name
 
 if TYPE_CHECKING:
@@ -255,6 +255,38 @@ def check_options(name: str, options: Options) -> None:
     if appended is not None and appended < needed:
         raise UserError(
             f"{appended} appended masks are too few for block size {options.block_size}", fix=f"give {needed} or more"
+        )
+
+
+def check_how(
+    method: str, options: Options, *, threshold: Any = None, accept: str | None = None, dtype: str = "float32",
+    untrained_masks: Any = False, compiled: Any = None,
+) -> None:  # fmt: skip
+    """Refuse a way to decode that could not work, whoever asks for it, before anything is loaded for it.
+
+    A command, lm-eval's arguments and a program's call of `generate` name these alike.
+    """
+    _check_name(method)
+    if accept is not None:
+        _check_accept(method, accept, threshold)
+    check_options(method, options)
+    check_threshold(method, threshold, options.metric)
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, list(DTYPES))
+    for name, given in (("untrained_masks", untrained_masks), ("compiled", compiled)):
+        if not isinstance(given, bool) and (name, given) != ("compiled", None):
+            raise UserError(f"{name}={given!r} is neither true nor false", fix="give one of the two")
+
+
+def _check_accept(method: str, accept: str, threshold: float | None) -> None:
+    """Refuse `accept` other than "one", and "one" where it contradicts a threshold or the method."""
+    if accept != "one":
+        raise unknown_name("way to accept", accept, ["one"])
+    if threshold is not None:
+        raise UserError("--accept one and --threshold contradict each other", fix="leave one of them out")
+    if METHODS[method].lossless and method not in ("ar", "hf-generate"):
+        raise UserError(
+            f"method {method!r} accepts whatever it verifies", fix="leave --accept out, or choose --method ar"
         )
 
 

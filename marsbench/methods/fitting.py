@@ -9,7 +9,7 @@ import torch
 from marsbench.decoding.engine import Method
 from marsbench.decoding.generation import as_list
 from marsbench.decoding.outside import OutsideMethod
-from marsbench.errors import UserError, unknown_name
+from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapted
 from marsbench.forward.decoder import decoder_of
 from marsbench.forward.limits import check_masks, vocabulary_of
@@ -83,22 +83,6 @@ def _check_draft(target: Loaded, draft: Loaded) -> None:
         raise UserError(
             f"the draft model's vocabulary ({sizes[1]:,} entries) is not the model's ({sizes[0]:,} entries)",
             fix="choose a draft with the same tokenizer",
-        )
-
-
-def check_accept(name: str, accept: str | None, threshold: float | None) -> None:
-    """Refuse `accept` other than "one", and "one" where it contradicts a threshold or the method."""
-    if name not in METHODS:
-        raise unknown_name("method", name, list(METHODS))
-    if accept is None:
-        return
-    if accept != "one":
-        raise unknown_name("way to accept", accept, ["one"])
-    if threshold is not None:
-        raise UserError("--accept one and --threshold contradict each other", fix="leave one of them out")
-    if METHODS[name].lossless and name not in ("ar", "hf-generate"):
-        raise UserError(
-            f"method {name!r} accepts whatever it verifies", fix="leave --accept out, or choose --method ar"
         )
 
 

@@ -89,15 +89,10 @@ def _train(
     meter = _Meter(data.tokens, progress, fitting)
     filled_up_to = recipe.block_size if recipe.variant.fills_with_eos else None
     trainer = _StageTrainer(
-        loss=learner.loss,
-        model=learner.trained,
-        args=arguments,
-        train_dataset=data,
+        loss=learner.loss, model=learner.trained, args=arguments, train_dataset=data,
         data_collator=Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, filled_up_to),
-        callbacks=[meter, *([watch] if watch else [])],
-        cycle=recipe.budget.cycle,
-        fitting=fitting,
-    )
+        callbacks=[meter, *([watch] if watch else [])], cycle=recipe.budget.cycle, fitting=fitting,
+    )  # fmt: skip
     if arguments.process_index:
         set_seed(recipe.seed + arguments.process_index)  # other rows of a batch are masked at random by other numbers
     if resume := _last_resumable(work):
