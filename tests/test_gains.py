@@ -18,7 +18,7 @@ from marsbench.running.cells import Cells, Table
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import Asked, TablePlan
 from marsbench.running.run import Run
-from marsbench.statistics.intervals import Answers, share_of_tokens
+from marsbench.statistics.intervals import Answers
 from marsbench.studies.gains.lines import MEASURED, cross_fitted, fastest_within
 
 # ---- choosing a threshold -------------------------------------------------------------------------------------------
@@ -73,23 +73,6 @@ def test_settings_that_cannot_be_compared_are_refused() -> None:
 
 
 # ---- classes of tokens ----------------------------------------------------------------------------------------------
-
-
-def test_a_share_of_tokens_has_an_interval_over_questions() -> None:
-    """Guards against tokens of one answer taken for independent, and against certainty where nothing varies."""
-    generator = np.random.default_rng(2)
-    whole = generator.integers(5, 15, 300)
-    part = np.where(generator.random(300) < 0.3, whole, 0)  # whole answers are free, or not at all
-    found = share_of_tokens([*part.tolist(), 0], [*whole.tolist(), 0])
-    assert found.n == 300 and found.value == pytest.approx(part.sum() / whole.sum())
-    ratios = []
-    for _ in range(1000):
-        drawn = generator.integers(0, 300, 300)
-        ratios.append(part[drawn].sum() / whole[drawn].sum())
-    assert found.interval.half_width == pytest.approx(1.96 * np.std(ratios), rel=0.15)
-    assert share_of_tokens([0] * 20, [5] * 20).interval.high > 0.03
-    with pytest.raises(ValueError, match="no tokens"):
-        share_of_tokens([0], [0])
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from marsbench.statistics.curves import after_training, curve_advantage, points_gap
+from marsbench.statistics.curves import curve_advantage, points_gap
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import (
     QUANTILE,
@@ -365,19 +365,6 @@ def test_curve_advantage_is_what_lies_between_parallel_curves() -> None:
     assert equal.low < 0 < equal.high
     with pytest.raises(ValueError, match="cannot be compared"):
         curve_advantage(curve(0), curve(0, n=100))
-
-
-def test_training_on_is_read_from_a_line_over_doublings() -> None:
-    """Guards against another logarithm, points weighed by their tokens, and a stray interval."""
-    curve = {
-        tokens: Answers([1.0] * 3, [speed, speed + 2, speed - 2], [10, 10, 10])
-        for tokens, speed in ((250, 15), (500, 20), (1000, 25))
-    }
-    assert isclose(after_training(curve, 1000).value, 2.5) and isclose(after_training(curve, 4000).value, 3.5)
-    far = after_training(curve, 4000)
-    assert far.interval.low < 3.5 < far.interval.high and far.n == 3
-    bent = {**curve, 500: Answers([1.0] * 3, [23, 23, 23], [10, 10, 10])}
-    assert isclose(after_training(bent, 500).value, 2.1)  # of 1.5, 2.3 and 2.5 by least squares, worked by hand
 
 
 def test_a_single_value_has_no_spread() -> None:

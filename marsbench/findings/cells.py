@@ -9,7 +9,7 @@ from marsbench.findings.in_words import one_line
 from marsbench.line import Line, TrainedStage
 from marsbench.paper import published
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, TrainingRow
-from marsbench.running.plans import AS_RELEASED, TablePlan
+from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import Estimate, mean_of_benchmarks
 from marsbench.world import modelled_on
 
@@ -67,11 +67,6 @@ def means(rows: Collection[EvaluationRow]) -> tuple[Estimate, Estimate]:
 
 PUBLISHED_SCALES = {"0.5b": "Qwen2.5 0.5B", "7b": "Qwen2.5 7B"}
 _ONE_TOKEN = 1.0  # the paper's threshold for exactly one token per forward pass
-
-
-def paper_label(label: str) -> str:
-    """What the paper calls a line of ours."""
-    return label.replace(AS_RELEASED, "")
 
 
 def published_values(plan: TablePlan, line: Line, scale: str, metric: str) -> dict[str, float]:

@@ -144,16 +144,6 @@ class SweepCells:
         alike = attrgetter("stage", "draft", "method", "options", "dtype")
         return self.at(row.batch_size, lambda other: other.compiled != row.compiled and alike(other) == alike(row))
 
-    @property
-    def steps_in_words(self) -> str:
-        """How the contenders' steps run, and what that makes of the baseline."""
-        if not self.has_compiled:
-            return "All contenders decode eagerly, `ar` too: no step is compiled."
-        return (
-            f"Contenders called compiled run each step as one graph and are held against `{COMPILED_AR}`, which itself "
-            "is held against `ar`; all others decode eagerly and are held against `ar`."
-        )
-
 
 def on_sweep(measure: Callable[[SweepCells], Estimate | None]) -> Callable[[Sequence[Row]], Measured]:
     """What a claim measures of rows, where that is a number of their sweep."""

@@ -70,7 +70,7 @@ def _commands(row: SweepRow) -> list[str]:
     """How to decode like it, with a hole for the batch size: the scale's own checkpoint, and one of the reader's."""
     how = f"--batch-size {{size}} {Line.raced(row.contender, row.stage, row.method, **row.options).typed}"
     how += f" --dtype {row.dtype}" if row.dtype not in ("", "float32") else ""
-    how += " --compile" if row.compiled else ""
+    how += " --compile" if row.compiled else " --no-compile"
     own = f"marsbench eval --scale {row.scale} --stage {row.stage} --benchmark {row.benchmarks[0]} {how}"
     readers = "marsbench decode --model FOLDER --prompt-ids PROMPTS.jsonl --out ANSWERS.jsonl"
     readers += f" --adapter ADAPTER {how}" if row.is_adapted else f" {how}"

@@ -8,7 +8,6 @@ from math import inf
 
 from marsbench.findings.cells import PUBLISHED_SCALES
 from marsbench.findings.claims import OURS, POINTS, Claim, Finding, Section, finding, number
-from marsbench.findings.in_words import p_value
 from marsbench.findings.seeds import BySeed
 from marsbench.presets import preset
 from marsbench.rendering.markdown import paragraphs, table
@@ -111,8 +110,3 @@ def tally(found: Iterable[tuple[str, Finding]]) -> str:
     words = [verdict(one, scale).removesuffix(" in the toy") for scale, one in found]
     counts = Counter(word for word in words if word != "not run")
     return ", ".join(f"{counts[word]} {_PLURAL.get(word, word)}" for word in _IN_TURN if counts[word])
-
-
-def details(claim: Claim, found: Finding) -> list[str]:
-    """What was tested, and p before and after the correction."""
-    return [tested(claim), p_value(found.p) if claim.tested else "", p_value(found.after_holm) if claim.tested else ""]

@@ -6,7 +6,7 @@ is a line's tokens per forward pass by the tokens that it was trained on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,21 +40,6 @@ def curve_advantage(a: Sequence[Answers], b: Sequence[Answers]) -> Estimate:
 def points_gap(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> float:
     """The mean from points (tokens per forward pass, accuracy) alone, in the unit of the accuracies."""
     return float(_gap(*(np.array(points, dtype=float).T[..., None] for points in (a, b)))[0])
-
-
-def after_training(curve: Mapping[int, Answers], tokens: int) -> Estimate:
-    """Tokens per forward pass after so many tokens of training, were each doubling to add as much as those measured.
-
-    `curve` is tokens trained -> answers to the same questions; two points at least. A straight line over the logarithm
-    of tokens, by least squares, is read at `tokens`. The interval is a percentile bootstrap over questions, drawn for
-    all points together: neither the luck of training nor a curve that bends is in it.
-    """
-    line = np.vander(np.log2([*curve]), 2)
-    weights = np.array([np.log2(tokens), 1.0]) @ np.linalg.pinv(line)  # of each point
-    n = len(next(iter(curve.values())).emitted)
-    speeds = [_speed(point, resamples(n).T) for point in curve.values()]
-    measured = [_speed(point, np.ones((n, 1))) for point in curve.values()]
-    return Estimate(float((weights @ measured)[0]), percentiles(weights @ speeds), n)
 
 
 def _speed(point: Answers, draws: NDArray[np.generic]) -> _Values:

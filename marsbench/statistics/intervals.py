@@ -229,22 +229,6 @@ def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     return Estimate(float(np.median(ratios)), interval, len(ratios))
 
 
-def share_of_tokens(part: Sequence[int], whole: Sequence[int]) -> Estimate:
-    """The share of tokens of some kind; the interval is a percentile bootstrap over questions with a fixed seed.
-
-    Tokens of one answer go together, so questions are what is drawn. The two made-up questions of the module's first
-    idea have as many tokens as the mean question, one of them all and the other none of the kind. `part` and `whole`
-    are tokens per question; questions without any do not count.
-    """
-    counts = np.array([(kind, all_) for kind, all_ in zip(part, whole, strict=True) if all_], dtype=float)
-    if not len(counts):
-        raise ValueError("a share of no tokens")
-    n, usual = len(counts), float(counts[:, 1].mean())
-    more = np.vstack([counts, (usual, usual), (0.0, usual)])
-    kinds, wholes = (resamples(n + 2) @ more).T
-    return Estimate(float(counts[:, 0].sum() / counts[:, 1].sum()), percentiles(kinds / wholes), n)
-
-
 @lru_cache(16)
 def resamples(n: int) -> NDArray[np.int64]:
     """How often each of n items is drawn in every resample of a bootstrap, with a fixed seed: [resamples, n]."""
