@@ -453,6 +453,14 @@ def test_a_bad_grid_is_named(grid: Any, message: str, tmp_path: Path) -> None:
     assert raised.value.where.startswith(str(file)) and raised.value.fix
 
 
+def test_a_key_that_is_given_twice_is_named(tmp_path: Path) -> None:
+    """Guards against the first of two settings that is dropped without a word."""
+    file = tmp_path / "grid.yaml"
+    file.write_text(yaml.safe_dump(SMALL) + "repeats: 9\n")
+    with pytest.raises(UserError, match="'repeats' is given twice"):
+        read_grid(file)
+
+
 @pytest.mark.parametrize(("settings", "message"), BAD_CONTENDERS)
 def test_a_bad_contender_is_named(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     """Guards against a contender that vanishes, or decodes by another setting than its line says."""

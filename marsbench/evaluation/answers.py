@@ -13,6 +13,7 @@ from typing import Any
 from datasets import Dataset
 
 from marsbench import world
+from marsbench.errors import UserError
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.evaluation.sandbox import Program, Reason, run_programs
 from marsbench.world.ifeval import followed
@@ -130,6 +131,11 @@ def instructions_followed(doc: Mapping[str, Any], results: Sequence[str]) -> dic
     random.seed(_seed(doc["key"]))
     try:
         verdicts: dict[str, Any] = process_results(doc, results)
+    except (KeyError, IndexError, TypeError, ValueError) as error:  # its answers are text, which the checker takes
+        raise UserError(
+            f"IFEval's checker does not take these instructions: {error!r}", where=f"key {doc['key']}",
+            fix="compare its instruction_id_list and kwargs, one for each instruction, with the published ones",
+        ) from error  # fmt: skip
     finally:
         random.setstate(state)
     return verdicts

@@ -97,6 +97,17 @@ def shipped_grid(scale: str) -> Path:
     return PACKAGE / "presets" / "grids" / f"{preset(scale).grid or scale}.yaml"
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which yaml would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As yaml does, once the keys are known to differ."""
+        keys = [self.construct_object(key) for key, _ in node.value]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise yaml.constructor.ConstructorError(None, None, f"{twice!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def read_grid(file: Path, *, quick: bool = False) -> Grid:
     """A grid from its file; `quick` takes what the file says under `quick` in place of the full settings, and leaves
     out who is compiled, unless it says `compiled: true` there.
@@ -106,7 +117,7 @@ def read_grid(file: Path, *, quick: bool = False) -> Grid:
     """
     text = read_text(file, "give a YAML file with --grid")
     with told_to_user("not a YAML file", yaml.YAMLError, ValueError, RecursionError, where=file, fix="mend it there"):
-        settings = yaml.safe_load(text)
+        settings = yaml.load(text, _UniqueKeys)
     try:
         return _grid(settings, quick)
     except UserError as error:
