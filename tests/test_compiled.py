@@ -14,7 +14,6 @@ from weakref import ref
 import pytest
 import torch
 import yaml
-from made_up import section
 from test_static import MASK, llama
 from test_whole_paper import sweep_row
 from transformers import PreTrainedModel
@@ -274,25 +273,6 @@ def test_a_sweep_races_compiled_against_compiled(made: Steps, output: Path) -> N
     assert forms[0].graphs == forms[1].graphs > 0 and len(made) == compiled_once, "at one threshold for both"
     page = (Workspace(output, "micro").reports / "speedup.md").read_text()
     assert "over compiled `ar`" in page
-
-
-def test_the_page_of_compiled_steps_races_through_a_grid(output: Path) -> None:
-    """Guards against compiled steps that other tokens come from, rows that do not say what compiling took, and prose
-    about races that are not there; steps are traced here, by torch itself."""
-    done = CliRunner().invoke(app, ["reproduce", "compiled", "--scale", "micro", "--output", str(output)])
-    assert done.exit_code == 0, done.output
-    rows = [row for row in read_rows(Workspace(output, "micro").results("compiled")) if isinstance(row, SweepRow)]
-    assert len(rows) == 12 and all(row.status == "done" and set(row.baselines) == set(BASELINES) for row in rows)
-    assert all(bool(row.graphs and row.compile_seconds) == row.compiled for row in rows)
-    trained = {row.contender: row for row in rows if row.stage == "mars"}
-    for name, row in trained.items():
-        assert row.compiled == name.endswith(", compiled"), "names say it too"
-        if row.compiled:
-            eager = trained[name.removesuffix(", compiled")]
-            assert (row.emitted, row.correct, row.same_as["ar"]) == (eager.emitted, eager.correct, eager.same_as["ar"])
-    page = (Workspace(output, "micro").reports / "compiled.md").read_text()
-    assert "not run" not in page and "no baseline" not in page
-    assert "0 MB of weights" in page and "random weights, two layers" in section(page, "A model that memory bounds")
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------

@@ -327,8 +327,8 @@ def test_lists_stand_for_all_their_combinations(tmp_path: Path) -> None:
     assert [(entry.name, entry.threshold, entry.options) for entry in found.contenders[1:]] == [
         ("mars, tau = one, window = 4", None, {"block_size": 4}),
         ("mars, tau = one, window = 8", None, {"block_size": 8}),
-        ("mars, tau = 0.9, window = 4", 0.9, {"block_size": 4}),
-        ("mars, tau = 0.9, window = 8", 0.9, {"block_size": 8}),
+        ("mars, tau = 0.9, window = 4", 0.9, {"threshold": 0.9, "block_size": 4}),
+        ("mars, tau = 0.9, window = 8", 0.9, {"threshold": 0.9, "block_size": 8}),
     ]
     assert found.prompts == 6 and read_grid(tmp_path / "grid.yaml", quick=True).prompts == 12
 

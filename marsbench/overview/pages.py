@@ -46,8 +46,10 @@ def parts_at(page: str, workspace: Workspace, collection: Collection | None) -> 
     found = []
     for study in studies_on(page):
         if (file := workspace.results(study.key)).exists():
-            rows, seed = read_rows(file), _seed_of(workspace)
-            found.append((study, rows, collection.shown_with(study.key, seed) if collection else {0: rows}))
+            rows = read_rows(file)
+            found.append(
+                (study, rows, collection.shown_with(study.key, _seed_of(workspace)) if collection else {0: rows})
+            )
     return found
 
 

@@ -72,7 +72,7 @@ class BorrowedStore(RowStore):
 
 def read_rows(file: Path) -> list[Row]:
     """The rows of a published file."""
-    mend = "check the path, or measure: marsbench reproduce table2"
+    mend = f"give {file}/*.jsonl" if file.is_dir() else "check the path, or measure: marsbench reproduce table2"
     return parse_lines(read_text(file, mend), file, AnyRow, what="a row", mend=_MEND)
 
 

@@ -23,7 +23,10 @@ def checked_base(folder: str) -> Path:
     """A shipped base's folder, once its weights are found to be those of its record; `UserError` otherwise."""
     place, fix = Path(folder), "install marsbench again, or train everything with --from-scratch"
     with told_to_user("the shipped base cannot be read", OSError, ValueError, TypeError, where=folder, fix=fix):
-        record = records.finished(place)
+        try:
+            record = records.finished(place)
+        except UserError as error:  # its own fix, another training, is not that of what is shipped
+            raise UserError(f"the shipped base cannot be read: {error.what}", where=folder, fix=fix) from error
         if record is None:
             raise UserError("the shipped base is missing", where=folder, fix=fix)
         if record.weights != records.weights_hash(place):
