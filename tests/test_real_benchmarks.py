@@ -211,20 +211,6 @@ def test_ifeval_scores_alike_every_time() -> None:
     assert all(len(parts) > 0 for parts in found[0]["strict, per instruction"])
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"instruction_id_list": ["punctuation:no_such"]}, {"kwargs": []}, {"kwargs": [{"nonsense": 1}]},
-     {"instruction_id_list": ["length_constraints:number_words"], "kwargs": [{"relation": "beside", "num_words": 3}]}],
-)  # fmt: skip
-def test_instructions_that_ifeval_does_not_know_are_named(wrong: dict[str, Any]) -> None:
-    """Guards against a traceback from the checker, without a word on which question is wrong."""
-    right = {"key": 7, "prompt": "", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
-    assert answers.instructions_followed(right, ["so"])["prompt_level_strict_acc"]
-    with pytest.raises(UserError, match="checker") as raised:
-        answers.instructions_followed(right | wrong, ["so"])
-    assert "key 7" in raised.value.where
-
-
 def test_ifeval_without_its_sentence_model_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a LookupError in the middle of a run, or a download behind the user's back."""
     import nltk

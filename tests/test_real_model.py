@@ -146,7 +146,7 @@ def test_the_page_is_made_and_made_once(micro_checkpoints: Path, tmp_path: Path)
         assert len(sweep.rows) == 2 * (len(grid_names()) + len(OUTSIDERS))
         assert {row.dtype for row in sweep.rows} == {dtype} and sweep.step_times and sweep.step_times.dtype == dtype
     page = (workspace.reports / "real-model.md").read_text()
-    assert "In part" not in page and all(f"### In {dtype}" in page for dtype in races)
+    assert "In part" not in page and all(f"{dtype}, batch 1" in page for dtype in races)
     before = workspace.row_file.read_bytes()
     assert CliRunner().invoke(app, arguments).exit_code == 0
     assert workspace.row_file.read_bytes() == before

@@ -80,7 +80,7 @@ def test_every_cell_is_there(reproduced: Path) -> None:
     assert trained == set(plan_of("table2").stages)
     assert all(row["status"] == "done" for row in rows)
     assert (reproduced / "reports" / "micro" / "table2.md").exists()
-    assert (reproduced / "reports" / "micro" / "figures" / "table2_accuracy.png").exists()
+    assert (reproduced / "reports" / "micro" / "figures" / "table2_differences.png").exists()
 
 
 def test_checkpoints_load_with_plain_transformers(reproduced: Path) -> None:

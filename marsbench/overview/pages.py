@@ -47,14 +47,14 @@ def parts_at(page: str, workspace: Workspace, collection: Collection | None) -> 
     for study in studies_on(page):
         if (file := workspace.results(study.key)).exists():
             rows = read_rows(file)
-            found.append(
-                (study, rows, collection.shown_with(study.key, _seed_of(workspace)) if collection else {0: rows})
-            )
+            shown = collection.shown_with(study.key, _seed_of(workspace)) if collection else {0: rows}
+            found.append((study, rows, shown))
     return found
 
 
 def _seed_of(workspace: Workspace) -> int:
-    return int(workspace.variant.removeprefix("seed") or 0)
+    (seed,) = [seed for seed, place in replace(workspace, variant="").seeds().items() if place == workspace]
+    return seed
 
 
 def write_study(study: Study, workspace: Workspace) -> Path:
