@@ -76,7 +76,7 @@ def reproduce(
     Where models are pretrained, `--train` trains what a page needs: on `--chat-data`, for `--max-steps`, and from
     a `--base` of your own, which wants an `--output` of its own too.
 
-    `all` makes every page, then the index and the page of claims. A page that cannot be made is named, and the others
+    `all` makes every page, then the index. A page that cannot be made is named, and the others
     go on. With --cluster, the machines of a Ray cluster do the work, on an --output folder that all of them see.
     """
     from marsbench.executors.local import import_ahead
@@ -116,7 +116,7 @@ def reproduce(
 
 @shared.starts("scale", "output")
 def report(start: shared.Start) -> None:
-    """Render every page of a scale again from its rows in results/, the index and the page of claims too."""
+    """Render every page of a scale again from its rows in results/, the index too."""
     from marsbench.gpu_check.page import write_gpu_page
     from marsbench.overview.pages import write_scale, write_whole_paper
     from marsbench.presets import preset

@@ -1,4 +1,4 @@
-"""What is about all studies together: the whole paper reproduced, the index, the page of claims, README's numbers."""
+"""What is about all studies together: the whole paper reproduced, the index, README's numbers."""
 
 # What every process that works for a run imports: between them, all that takes seconds.
 PRELOAD = (

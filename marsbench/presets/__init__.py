@@ -129,7 +129,7 @@ class Preset:
     train_all: bool = False  # train the stages that have a published checkpoint too
     grid: str | None = None  # the shipped grid that its sweep runs, None = the one of its own name
     caveat: str = ""  # what readers of verdicts must know of a scale that only tests the mechanism
-    place: int | None = None  # among the scales that share one index and one page of claims; None = alone
+    place: int | None = None  # among the scales that share one index; None = alone
     needs_gpu: bool = False  # a CPU is far too slow for it
     in_seconds: bool = False  # for tests: pages measure as little as shows that they work
 
@@ -202,7 +202,7 @@ def scales_with_chat_data() -> list[str]:
 
 
 def scales_shown_with(scale: str) -> list[str]:
-    """The scales that share an index and a page of claims with this one, itself among them, in their order there."""
+    """The scales that share an index with this one, itself among them, in their order there."""
     placed = {name: place for name in scales() if (place := preset(name).place) is not None}
     return sorted(placed, key=placed.__getitem__) if scale in placed else [scale]
 

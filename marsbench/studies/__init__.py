@@ -1,6 +1,6 @@
 """Studies: one module, or folder, per page of results, with everything about it. This registry finds them.
 
-A study's module assigns a `Study` to `STUDY`. Commands, the index and the page of claims all go through the functions
+A study's module assigns a `Study` to `STUDY`. Commands and the index all go through the functions
 below, in the order of the paper, so a new study is known everywhere once its module is there.
 """
 
