@@ -13,6 +13,7 @@ import json
 import os
 import statistics
 import sys
+from contextlib import suppress
 from functools import cache
 from time import perf_counter
 
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 
 from marsbench.files import write_atomically
 from marsbench.forward.native import VARIABLE, is_native, library, pack, product
+from marsbench.json_lines import parse_json
 from marsbench.provenance import cpu_name
 
 POSITIONS = (1, 8, 64)
@@ -76,9 +78,8 @@ def _times(threads: int) -> dict[str, dict[str, float]]:
     """Read, or measured and written down beside the library."""
     name = hashlib.sha256(f"{cpu_name()} {threads}".encode()).hexdigest()[:8]
     kept = library().with_suffix(f".{name}.json")
-    if kept.is_file():
-        found: dict[str, dict[str, float]] = json.loads(kept.read_text(encoding="utf-8"))
-        return found
+    with suppress(OSError, ValueError):  # not there, or damaged
+        return dict(parse_json(kept.read_bytes(), dict[str, dict[str, float]]))
     times = {name: {str(m): _measured(dtype, m) for m in POSITIONS} for name, dtype in DTYPES.items()}
     write_atomically(kept, json.dumps(times).encode())
     return times
