@@ -37,7 +37,16 @@ class Budget:
     sequences: int | None = None  # of the world to go over `epochs` times; None = each is met once
 
     def part(self, share: float) -> Budget:
-        return self if share == 1 or self.steps is None else replace(self, steps=round(share * self.steps))
+        if share == 1 or self.steps is None:
+            return self
+        steps = round(share * self.steps)
+        return replace(self, steps=steps, cycle=self.cycle and min(self.cycle, steps))
+
+    def longer(self, times: int) -> Budget:
+        """The budget for as many times the data, each sequence met as often."""
+        return replace(
+            self, steps=self.steps and times * self.steps, sequences=self.sequences and times * self.sequences
+        )
 
     def total_steps(self, sequences: int, passes: int) -> int:
         """Optimizer steps for data of so many sequences; a stage of two passes takes twice the steps."""

@@ -46,6 +46,9 @@ class Stage:
     variant: MarsVariant = MarsVariant()  # of MARS training, where paper and released code differ
     draft: bool = False  # trains the scale's small model, the draft of speculative decoding
     share: float = 1.0  # of the budget's steps
+    longer: int = 1  # as many times the budget's conversations, each met as often, and so its steps
+    width: float = 1.0  # of a base: its model's, in times the world's
+    text_only: bool = False  # of a base: it sees no conversations
     adapters_rate: bool = False  # at the learning rate of the scale's adapter
     ranks: int = 1  # of an adapter: its rank, in times the scale's
     strength: float = 1.0  # of an adapter: by how much what its maps say counts, LoRA's alpha over its rank
@@ -71,6 +74,16 @@ def _corner(ending: str, words: str, base: str, *, hard: bool) -> dict[str, Stag
         sft: Stage(f"AR fine-tuning {words}", base, "ar", adapters_rate=hard),
         f"mars{ending}": _mars(f"MARS {words}", sft, adapters_rate=hard),
         f"mars_no_sft{ending}": _mars(f"MARS without the AR term {words}", sft, ar_weight=0.0, adapters_rate=hard),
+    }
+
+
+def _points(base: str, ending: str, words: str, *, hard: bool = False, longer: int = 1) -> dict[str, Stage]:
+    """AR fine-tuning and MARS behind it: a point of a curve over training steps, or over sizes."""
+    words += " at the adapter's rate" * hard + (f" on {longer} times the conversations" if longer > 1 else "")
+    how: dict[str, Any] = {"adapters_rate": hard, "longer": longer}
+    return {
+        f"ar_sft{ending}": Stage(f"AR fine-tuning {words}", base, "ar", **how),
+        f"mars{ending}": _mars(f"MARS {words}", f"ar_sft{ending}", **how),
     }
 
 
@@ -143,6 +156,29 @@ STAGES: dict[str, Stage] = {
         "draft_base", "ar", draft=True, adapters_rate=True,
     ),
     "draft_mars": _mars("MARS, continued from the draft's AR SFT", "draft_ar_sft", draft=True),
+    "text_base": Stage(
+        "`base` without conversations, trained a third as long",
+        None, "ar", plain_text=True, share=1 / 3, text_only=True,
+    ),
+    **{
+        f"{name}_base": Stage(
+            f"`base` of {words}, trained a sixth as long", None, "ar", plain_text=True, share=1 / 6, width=width
+        )
+        for name, words, width in (
+            ("small", "half the width", 0.5), ("medium", "the same size", 1), ("large", "twice the width", 2),
+        )
+    },
+    **_points("base", "_2x_data", "of the base", longer=2),
+    **_points("base", "_4x_data", "of the base", longer=4),
+    **_points("base", "_8x_data", "of the base", longer=8),
+    **_points("base", "_hard_4x_data", "of the base", hard=True, longer=4),
+    **_points("text_base", "_of_text_base", "of the text base"),
+    **_points("text_base", "_of_text_base_4x_data", "of the text base", longer=4),
+    **_points("text_base", "_of_text_base_hard", "of the text base", hard=True),
+    **_points("text_base", "_of_text_base_hard_4x_data", "of the text base", hard=True, longer=4),
+    **_points("small_base", "_of_small_base", "of the small base"),
+    **_points("medium_base", "_of_medium_base", "of the medium base"),
+    **_points("large_base", "_of_large_base", "of the large base"),
     **_corner("_of_short_base", "of the short base", "short_base", hard=False),
     **_corner("_hard_sft", "at the adapter's rate, as is what it continues from", "base", hard=True),
     **_corner("_hard_sft_of_short_base", "of the short base at the adapter's rate", "short_base", hard=True),
@@ -221,7 +257,8 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
     parents = lineage(scale, stage_name)[:-1]
     ready = scale.ready_checkpoint(chosen.parent, None) if world and chosen.parent else None  # the world's, untrained
     budget = world.pretraining_of(draft=chosen.draft) if world and chosen.plain_text else scale.finetuning
-    budget = budget.part(chosen.share)
+    budget = budget.part(chosen.share).longer(chosen.longer)
+    sizes = None if world is None else world.draft_model if chosen.draft else wider(world.model, _width(chosen))
     gated = chosen.objective == "gated"
     return Recipe(
         scale=scale.scale,
@@ -230,7 +267,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         seed=seed,
         **{name: getattr(chosen, name) for name in ("objective", "plain_text", "passes", "ar_weight", "variant")},
         budget=replace(budget, learning_rate=scale.adapter.learning_rate) if chosen.adapters_rate else budget,
-        model=None if world is None else world.draft_model if chosen.draft else world.model,
+        model=sizes,
         vocabulary_size=world.vocabulary_size if world else None,
         pretrained=pretrained,
         chat_data_hash=_file_hash(Path(pretrained.chat_data)) if pretrained else None,
@@ -239,11 +276,21 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         torch=metadata.version("torch"),
         transformers=metadata.version("transformers"),
         difficulty=world.difficulty if world else "usual",
-        instruct_base=world is not None and world.instruct_base and chosen.plain_text,
+        instruct_base=world is not None and world.instruct_base and chosen.plain_text and not chosen.text_only,
         rank=scale.adapter.rank * chosen.ranks if gated else None,
         strength=chosen.strength,
         head=scale.adapter.head if gated and chosen.head == "none" else chosen.head,
     )
+
+
+def wider(model: dict[str, Any], width: float) -> dict[str, Any]:
+    """A model of as many layers, `width` times as wide, whose heads are as large."""
+    sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+    return {name: round(width * value) if name in sizes else value for name, value in model.items()}
+
+
+def _width(chosen: Stage) -> float:
+    return chosen.width if chosen.parent is None else _width(STAGES[chosen.parent])
 
 
 def lineage(scale: Preset, stage_name: str) -> list[str]:
