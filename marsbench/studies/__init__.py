@@ -61,7 +61,7 @@ def plans() -> dict[str, TablePlan]:
 
 def pages() -> dict[str, TablePlan | None]:
     """Key of every page -> its lines that answer benchmarks; None for a page without such lines."""
-    return {key: study.cells for key, study in studies().items()}
+    return {key: study.plan if study.scored else None for key, study in studies().items()}
 
 
 def plan_of(name: str) -> TablePlan:

@@ -58,6 +58,7 @@ class Study(Item):
     stages: tuple[TrainedStage, ...] = ()  # what it trains that is neither its plan's nor its grid's
     timed: bool = False  # whether its own `measure` times something, so that nothing may run beside it
     scored: bool = True  # whether the lines of its plan answer benchmarks
+    trained_before: bool = False  # measures the checkpoints of its plan that are there: training all takes hours
     holds: tuple[Item, ...] = ()  # what else stands on its page
     claims: tuple[Claim, ...] = ()  # those that its rows decide, in their place in the paper
     tally: Callable[[BySeed], str] | None = None  # what a page of our own comes to at all seeds, in the index
@@ -87,11 +88,12 @@ class Study(Item):
 
     @property
     def cells(self) -> TablePlan | None:
-        return self.plan if self.scored else None
+        """The lines that answer benchmarks with what a run trains for them."""
+        return self.plan if self.scored and not self.trained_before else None
 
     def trains(self, scale: Preset, quick: bool) -> list[TrainedStage]:
         """The checkpoints behind its page, each once; `quick` is for what races a grid."""
-        of_plan = self.plan.stages if self.plan else []
+        of_plan = self.plan.stages if self.plan and not self.trained_before else []
         of_grid = self.grid(scale, quick).checkpoints if self.grid else []
         return list(dict.fromkeys([*of_plan, *of_grid, *self.stages]))
 

@@ -1,0 +1,265 @@
+"""Curves: AR SFT and MARS by training steps, from two bases and at two rates, and by the size of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marsbench.findings.between_lines import more_accurate
+from marsbench.findings.cells import BENCHMARKS, Cells, latest_cells, latest_stages
+from marsbench.findings.in_words import plus_minus, with_interval
+from marsbench.findings.seeds import BySeed
+from marsbench.line import Line, TrainedStage
+from marsbench.rendering.figures import drawn_alike, error_bars, line_on, look, new_figure, save
+from marsbench.rendering.markdown import folded, table
+from marsbench.rendering.sections import command, facts_section, title
+from marsbench.rendering.sessions import session_of
+from marsbench.rows.kinds import Row
+from marsbench.running.plans import TablePlan
+from marsbench.statistics.intervals import Estimate
+from marsbench.studies.lines import mars, mars_name, short
+from marsbench.studies.study import Study
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from marsbench.running.run import Run
+
+SCALES_OWN = "shipped base, gentle rate"  # the recipe of the tables
+CURVES: dict[str, tuple[str, ...]] = {  # words -> the endings of its stages, by steps
+    SCALES_OWN: ("", "_2x_data", "_4x_data", "_8x_data"),
+    "shipped base, ten times the rate": ("_hard_sft", "_hard_4x_data"),
+    "base without conversations, gentle rate": ("_of_text_base", "_of_text_base_4x_data"),
+    "base without conversations, ten times the rate": ("_of_text_base_hard", "_of_text_base_hard_4x_data"),
+}
+SIZES = "short bases of three sizes, gentle rate"
+_POINTS = {**CURVES, SIZES: ("_of_small_base", "_of_medium_base", "_of_large_base")}
+_BASES = {name: "text_base" if "without" in name else "base" for name in CURVES}  # what each curve begins with
+_THRESHOLDS = (0.95, 0.9, 0.8)
+_WAYS = {  # line without its ending -> its words
+    "ar_sft": "AR SFT",
+    mars_name("mars", 4): "MARS, one token",
+    **{mars_name("mars", 4, tau): f"tau = {short(tau)}" for tau in _THRESHOLDS},
+}
+_AR, _ONE, *_SEVERAL = _WAYS
+QUESTIONS = 200  # of a benchmark: 67 lines answer them
+
+
+def _lines() -> Iterator[Line]:
+    yield from (Line(name, name, name, "ar", optional=True) for name in ("base", "text_base"))
+    ways = Line("ar_sft", "AR SFT", "ar_sft", "ar"), mars("mars", 4), *[mars("mars", 4, tau) for tau in _THRESHOLDS]
+    for words, endings in _POINTS.items():
+        for ending in endings:
+            for line in ways:
+                named: dict[str, Any] = {
+                    "name": line.name + ending,
+                    "label": f"{line.label}, {words}",
+                    "stage": line.stage + ending,
+                }
+                yield replace(line, **named, published=None, optional=True)
+
+
+PLAN = TablePlan(
+    "curves", "More training and other sizes", tuple(_lines()), questions=QUESTIONS, own="Curves", apart=True
+)
+
+
+def measured(run: Run) -> list[Row]:
+    """The rows of the lines whose checkpoints are there; others are left for later. Trains nothing."""
+    from marsbench.running.cells import Table
+    from marsbench.running.checkpoints import Checkpoints
+
+    checkpoints = Checkpoints(run)
+    there = [
+        line
+        for line in PLAN.lines
+        if run.scale.ready_checkpoint(*line.trained) or checkpoints.record(line.trained) is not None
+    ]
+    return Table(run, replace(PLAN, lines=tuple(there))).rows()
+
+
+# ---- the rule ----
+
+
+def _moves(rows: Sequence[Row], first: str, second: str) -> list[Estimate]:
+    """By how many points AR SFT, and MARS at one token, differ between two points of a curve, as far as measured."""
+    claims = [more_accurate(PLAN, way + second, way + first) for way in (_AR, _ONE)]
+    return [found.estimate for claim in claims if (found := claim.of(rows)).estimate is not None]
+
+
+def settled(rows: Sequence[Row], curve: str) -> tuple[int | None, str]:
+    """The steps after which accuracy at one token moves by less than its interval, and that in words.
+
+    They hold for every line: the first point from which neither AR SFT nor MARS is significantly elsewhere at any
+    later point.
+    """
+    steps = _places(rows, curve)
+    known = [ending for ending in steps if len(_moves(rows, ending, ending)) == len((_AR, _ONE))]
+    if len(known) < 2:
+        return None, "not measured"
+    for place, ending in enumerate(known[:-1]):
+        moves = [move for later in known[place + 1 :] for move in _moves(rows, ending, later)]
+        if all(move.interval.low <= 0 <= move.interval.high for move in moves):
+            return steps[ending], f"{steps[ending]:,} steps"
+    return None, f"not reached: still moves at {steps[known[-1]]:,} steps"
+
+
+def _places(rows: Sequence[Row], curve: str) -> dict[str, int]:
+    """Ending -> its steps, or of sizes the parameters of its model, for the points of a curve that are trained."""
+    trained = latest_stages(rows)
+    found = {ending: trained.get(TrainedStage.of(f"mars{ending}")) for ending in _POINTS[curve]}
+    return {ending: row.parameters if curve == SIZES else row.steps for ending, row in found.items() if row is not None}
+
+
+# ---- the page ----
+
+
+def _sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterator[str]:
+    cells = latest_cells(rows)
+    yield title(PLAN, scale)
+    yield (
+        "**The rule, written before any curve was read:** the scale's steps are those after which accuracy at one "
+        "token moves by less than its interval, the same for every line. That is the first point from which neither AR "
+        "SFT nor MARS at one token is significantly elsewhere at any later point, by the 95 % interval of the paired "
+        "difference."
+    )
+    yield _outcomes(rows)
+    shown = {name: caption for name, caption in _FIGURES.items() if _drawn(rows, name)}
+    for name, caption in shown.items():
+        yield f"![{caption}](figures/{PLAN.key}_{name}.png)"
+    yield f"*{' '.join(f'{caption}.' for caption in shown.values())} {_conditions(rows, cells)}*"
+    yield _numbers(rows, cells)
+    yield (
+        "More steps are more conversations, each met five times, as in the tables. Accuracy in %, the mean of six "
+        "benchmarks, with half of its 95 % interval; behind it tokens per forward pass. These are trainings of their "
+        f"own, on one machine: other pages have other ones of the same recipe.{_missing(cells)}"
+    )
+    yield folded(facts_section(rows, command(session_of(PLAN.key), scale)))
+
+
+def _conditions(rows: Sequence[Row], cells: Cells) -> str:
+    machines = dict.fromkeys(str(row.provenance.get("hardware", {}).get("cpu", "")) for row in rows)
+    asked = len(BENCHMARKS) * max((len(row.correct) for row in cells.values()), default=0)
+    return (
+        f"One training seed, {asked:,} questions a line, {' and '.join(filter(None, machines))}; bars: 95 % intervals."
+    )
+
+
+def _outcomes(rows: Sequence[Row]) -> str:
+    """For each curve what the rule says, what AR SFT adds to its base, and how far accuracy moves."""
+    lines = []
+    for curve, base in _BASES.items():
+        steps = _places(rows, curve)
+        if not steps:
+            continue
+        first, last = next(iter(steps)), list(steps)[-1]
+        taught = more_accurate(PLAN, _AR + first, base).of(rows).found
+        moves = [with_interval(move, 1, signed=True) for move in _moves(rows, first, last)] if first != last else []
+        lines.append([curve, settled(rows, curve)[1], taught, *(moves or ["", ""])])
+    return table(
+        ["", "steps by the rule", "AR SFT minus its base", "AR SFT, last minus first", "MARS, last minus first"],
+        lines,
+    )
+
+
+def _numbers(rows: Sequence[Row], cells: Cells) -> str:
+    lines = []
+    for curve in _POINTS:
+        for ending, place in _places(rows, curve).items():
+            found = [line_on(cells, way + ending, list(BENCHMARKS)) for way in _WAYS]
+            shown = [
+                ""
+                if at is None
+                else plus_minus(at[1], 1, factor=100) + (f"; {at[0].value:.2f}" if way in _SEVERAL else "")
+                for way, at in zip(_WAYS, found, strict=True)
+            ]
+            what = f"{place:,} parameters" if curve == SIZES else f"{place:,} steps"
+            lines.append([f"{curve}, {what}", *shown])
+    return table(["", *_WAYS.values()], lines)
+
+
+def _missing(cells: Cells) -> str:
+    """Which points are not measured, empty where all are."""
+    left = [
+        curve
+        for curve, endings in _POINTS.items()
+        if any(line_on(cells, way + ending, list(BENCHMARKS)) is None for ending in endings for way in _WAYS)
+    ]
+    return f" **In part:** points are missing of: {'; '.join(left)}." if left else ""
+
+
+_FIGURES = {
+    "steps": "Accuracy (above) and tokens per forward pass (below) by training steps",
+    "sizes": "The same by the parameters of the model",
+}
+
+
+def _drawn(rows: Sequence[Row], name: str) -> list[str]:
+    """The curves that a figure shows."""
+    return [curve for curve in _POINTS if (curve == SIZES) == (name == "sizes") and _places(rows, curve)]
+
+
+def _figures(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
+    cells, found = latest_cells(rows), list[Path]()
+    for name in _FIGURES:
+        if curves := _drawn(rows, name):
+            found += _draw(rows, cells, curves, reports_dir / f"figures/{PLAN.key}_{name}")
+    return found
+
+
+def _draw(rows: Sequence[Row], cells: Cells, curves: Sequence[str], path_stem: Path) -> list[Path]:
+    with drawn_alike():
+        figure = new_figure(max(5.0, 2.6 * len(curves)), 5.4)
+        grid = figure.subplots(2, len(curves), squeeze=False, sharey="row", sharex="col")
+        for column, curve in enumerate(curves):
+            places = _places(rows, curve)
+            for place, (way, words) in enumerate(_WAYS.items()):
+                points = {
+                    x: at for ending, x in places.items() if (at := line_on(cells, way + ending, list(BENCHMARKS)))
+                }
+                for axis, factor, axes in ((1, 100.0, grid[0, column]), (0, 1.0, grid[1, column])):
+                    if axis == 1 or way in _SEVERAL:
+                        _curve(axes, {x: at[axis] for x, at in points.items()}, factor, words, place)
+            grid[0, column].set_title(curve.replace(", ", ",\n"), fontsize=8)
+            grid[1, column].set_xscale("log", base=2)
+            marks = [*places.values()]
+            grid[1, column].set_xticks(
+                marks, [f"{mark / 1e6:.2g} M" if curve == SIZES else f"{mark:,}" for mark in marks]
+            )
+            grid[1, column].set_xlabel("parameters" if curve == SIZES else "training steps")
+        grid[0, 0].set_ylabel("accuracy in %")
+        grid[1, 0].set_ylabel("tokens per forward pass")
+        figure.legend(
+            *grid[0, 0].get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=len(_WAYS) if len(curves) > 2 else 2,
+            frameon=False,
+        )
+        return save(figure, path_stem)
+
+
+def _curve(axes: Axes, points: Mapping[int, Estimate], factor: float, words: str, place: int) -> None:
+    values = [*points.values()]
+    axes.errorbar(
+        [*points], [factor * value.value for value in values], yerr=error_bars(values, factor), label=words,
+        linewidth=1.0, markersize=4.5, elinewidth=0.8, **look(place + 1),
+    )  # fmt: skip
+    axes.grid(color="0.9", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+STUDY = Study(
+    key=PLAN.key,
+    name=PLAN.name,
+    asks="would more training, another base or another size change what the tables say?",
+    place=3,
+    in_paper=False,
+    on="regime",
+    plan=PLAN,
+    trained_before=True,
+    measure=measured,
+    sections=_sections,
+    figures=_figures,
+)
