@@ -47,7 +47,7 @@ from marsbench.running.plans import TablePlan
 from marsbench.running.run import Run
 from marsbench.studies import plan_of, plans
 from marsbench.studies.lines import BLOCK_SIZES, HEADED_MARS, MARS_STAGES
-from marsbench.training import checkpoints, records
+from marsbench.training import chat_data, checkpoints, records
 from marsbench.training.chat_data import read_chat_data, segments, text_turns
 from marsbench.training.data import in_batches, shuffled_passes
 from marsbench.training.stages import STAGES, lineage, recipe
@@ -195,6 +195,19 @@ def test_every_assistant_turn_is_learned_with_its_end(chat_tokenizer: PreTrained
     assert chat_tokenizer.decode(learned) == "Two.<|im_end|>Four.<|im_end|>"
     assert sequence["input_ids"] == chat_tokenizer(whole.rstrip("\n")).input_ids
     assert (chat.lengths, chat.labelled, chat.dropped) == ([len(sequence["input_ids"])], [len(learned)], 0)
+
+
+def test_chat_data_is_tokenised_once(
+    chat_tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against minutes of tokenising before each of several trainings, and against the rows of another file."""
+    file = save_chat(tmp_path / "chat.jsonl", TALK)
+    first = list(read_chat_data(str(file), chat_tokenizer, 512).sequences)
+    monkeypatch.setattr(chat_data, "segments", lambda *_: pytest.fail("tokenised again"))
+    assert list(read_chat_data(str(file), chat_tokenizer, 512).sequences) == first
+    save_chat(file, TALK, TALK)
+    with pytest.raises(pytest.fail.Exception):
+        read_chat_data(str(file), chat_tokenizer, 512)
 
 
 def test_long_conversations_lose_their_end(chat_tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,8 @@ def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: 
         UserError: a local file with a line that is no conversation, with its number; a data set that cannot be fetched
             or lacks the column `messages`; or nothing left to learn.
     """
+    from datasets.config import HF_DATASETS_CACHE
+
     local = source.endswith((".jsonl", ".json")) or Path(source).is_file()
     table = _from_file(Path(source)) if local else _from_hub(source)
 
@@ -85,11 +87,13 @@ def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: 
     parts = [table._fingerprint, tokenizer.chat_template, tokenizer.eos_token, sorted(tokenizer.get_vocab().items())]
     parts += [max_length, Path(__file__).read_text(encoding="utf-8")]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-    # A hub data set is tokenised once and kept; whichever process comes first does it, and the others wait for it.
-    with nullcontext() if local else locked(Path(f"{table.cache_files[0]['filename']}.{key}.lock")):
+    # Data is tokenised once and kept; whichever process comes first does it, and the others wait for it.
+    kept = Path(HF_DATASETS_CACHE) / "marsbench" / f"{key}.arrow"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with locked(kept.with_suffix(".lock")):
         rows = table.map(
             encoded, with_indices=True, batched=True, remove_columns=table.column_names,
-            num_proc=None if local else os.cpu_count(), keep_in_memory=local, new_fingerprint=key,
+            num_proc=None if local else os.cpu_count(), cache_file_name=str(kept), new_fingerprint=key,
         )  # fmt: skip
     if not len(rows):
         fix = "check the roles, or the max length"

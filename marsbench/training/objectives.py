@@ -289,7 +289,8 @@ def _nll(logits: Tensor, targets: Tensor, code: Tensor | None, after: Tensor | N
     """Negative log-likelihood [n] in fp32 by logits [n, V], to which a draft head may add [n, r] times [V, r]."""
     if code is not None and after is not None:
         logits = logits + code @ after.T
-    return F.cross_entropy(logits.float(), targets, reduction="none")
+    # Straight from bf16 logits to sums in fp32: no copy of them in fp32 beside it, nor of their gradient.
+    return F.nll_loss(logits.log_softmax(-1, dtype=torch.float32), targets, reduction="none")
 
 
 def mean_over_rows(nll: Tensor, row: Tensor, rows: int, weight: Tensor | None = None) -> Tensor:
