@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import isfinite
 
+from marsbench.rows.kinds import Row
 from marsbench.statistics.intervals import Estimate, Interval
 
 
@@ -57,3 +59,10 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def machines(rows: Iterable[Row]) -> str:
+    """On which machines rows were measured, as in "AMD EPYC, 2 cores"."""
+    known = [dict(row.provenance.get("hardware") or {}) for row in rows]
+    parts = [(one.get("gpu") or one.get("cpu"), f"{one['cores']} cores" if one.get("cores") else "") for one in known]
+    return " and ".join(dict.fromkeys(", ".join(filter(None, some)) for some in parts if any(some)))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from marsbench.findings.claims import Measured
-from marsbench.findings.in_words import with_interval
+from marsbench.findings.in_words import machines, with_interval
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.racing.position_law import PositionLaw, position_law
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
@@ -247,7 +247,7 @@ def over(compiled: bool) -> str:
 
 
 def races_in_words(rows: Iterable[SweepRow]) -> str:
-    """How much was raced: prompts, tokens, laps, threads."""
+    """How much was raced: prompts, tokens, laps, threads; and where."""
     known = [row for row in rows if row.status == "done"]
     counts = {
         "prompts": {row.prompts for row in known},
@@ -256,7 +256,7 @@ def races_in_words(rows: Iterable[SweepRow]) -> str:
         "threads": {row.provenance["threads"] for row in known if row.provenance.get("threads")},
     }
     said = [f"{' or '.join(map(str, sorted(found)))} {what}" for what, found in counts.items() if found]
-    return f"Raced: {', '.join(said)}." if said else ""
+    return f"Raced: {', '.join(said)}; {machines(known)}." if said else ""
 
 
 def printed_speed_up(row: SweepRow | None) -> str:

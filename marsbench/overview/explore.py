@@ -1,4 +1,4 @@
-"""A page to explore: accuracy by speed over any baseline, and answers side by side, in one file without a network."""
+"""A page to explore: races over any baseline, and answers side by side, in one file without a network."""
 
 from __future__ import annotations
 
@@ -11,59 +11,81 @@ from typing import Any
 
 from marsbench.findings.cells import why_none
 from marsbench.findings.collection import Collection
-from marsbench.findings.sweep import SweepCells
+from marsbench.findings.sweep import ALLOWED_LOSS, SweepCells, speed_up
 from marsbench.line import Line
 from marsbench.overview.index import EXPLORE
-from marsbench.presets import preset
-from marsbench.racing.grid import COMPILED_AR
+from marsbench.presets import Preset, preset
 from marsbench.rows.kinds import GenerationRow, Row, SweepRow
-from marsbench.studies.figure1 import PLAN
+from marsbench.studies.figure1 import PLAN, is_right
+from marsbench.studies.figure1 import questions as asked
+from marsbench.world import Example
 
-SPEED, ANSWERS = "speedup", "figure1"  # keys of the studies whose rows it shows
-_PAGES = {SPEED: "every contender with its intervals"}
+RACES, ANSWERS = ("speedup", "real-model"), "figure1"  # keys of the studies whose rows it shows
+_PAGES = {"speedup": "The page on speed", "real-model": "The page on the real model"}
 
 
-def page_of(collection: Collection) -> str:
-    """The page as HTML: a pure function of the rows of a scale, of each study those of the first training seed."""
-    race, questions = (next(iter(collection.of(page)), []) for page in (SPEED, ANSWERS))
-    found = {"race": _race(SweepCells.of(race)), "questions": _questions(questions)}
+def page_of(collections: Sequence[Collection]) -> str:
+    """The page as HTML: a pure function of the rows of scales, of each study those of the first training seed."""
+    races = [race for each in collections for race in _races(each)]
+    first = collections[0]
+    questions = _questions(next(iter(first.of(ANSWERS)), []), preset(first.scale))
     template = (Path(__file__).parent / EXPLORE).read_text(encoding="utf-8")
     # Such JSON ends no <script> and opens no comment in it, whatever its texts say.
-    data = json.dumps(found, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
-    return template.replace("{{about}}", _about(collection), 1).replace("{{rows}}", data, 1)
+    data = json.dumps({"races": races, "questions": questions}, separators=(",", ":"))
+    data = data.replace("<", "\\u003c").replace(">", "\\u003e")
+    return template.replace("{{about}}", _about(collections), 1).replace("{{rows}}", data, 1)
 
 
-def _about(collection: Collection) -> str:
-    """Which scale it is, how small its models are, and where the numbers stand in full; as HTML."""
-    scale = preset(collection.scale)
-    seeds = {min(by_seed) for page in _PAGES if (by_seed := collection.rows.get(page))}
-    caveat = scale.caveat.rpartition("**")[2].strip()  # without what it is called above verdicts
-    said = [f"Everything here is of scale {scale.scale} ({scale.summary}){': ' if caveat else '.'}{caveat}"]
-    said += [f"Training seed {', '.join(map(str, sorted(seeds)))}."] if seeds else []
-    links = [
-        f'<a href="{escape(collection.links[page])}">{what[0].upper()}{what[1:]}</a>.'
-        for page, what in _PAGES.items()
-        if page in collection.links
-    ]
-    return " ".join([*map(escape, said), *links])
+def _about(collections: Sequence[Collection]) -> str:
+    """Which scales there are, what they are not, and where the numbers stand in full; as HTML."""
+    said = []
+    for each in collections:
+        scale = preset(each.scale)
+        caveat = scale.caveat.rpartition("**")[2].strip()  # without what it is called above verdicts
+        said.append(f"Scale {scale.scale}: {scale.summary}{': ' if caveat else '.'}{caveat}")
+    links = {page: each.links[page] for each in collections for page in _PAGES if page in each.links}
+    # A page's address ends in .md, which a browser shows as it is written; a site like GitHub renders it.
+    shown = [f'<a href="{escape(link)}">{_PAGES[page]}</a>' for page, link in links.items()]
+    return " ".join([*map(escape, said), *([f"In full: {', '.join(shown)} (Markdown)."] if shown else [])])
 
 
 # ---- the race ----
 
 
-def _race(sweep: SweepCells) -> dict[str, Any]:
-    """The contenders, and for each batch size what each of them came to, relative to every one of them."""
+def _races(collection: Collection) -> list[dict[str, Any]]:
+    """The races of a scale, one for each type of weights."""
+    found = []
+    for page in RACES:
+        for seed, rows in list(collection.rows.get(page, {}).items())[:1]:
+            for dtype, sweep in SweepCells.by_dtype(rows).items():
+                if sweep.races:
+                    name = f"scale {collection.scale}, {dtype or 'float32'}, training seed {seed}"
+                    found.append({"name": name, **_race(sweep, preset(collection.scale))})
+    return found
+
+
+def _race(sweep: SweepCells, scale: Preset) -> dict[str, Any]:
+    """The contenders, and for each batch size what each of them came to, relative to every one of them.
+
+    `scores` says whether its prompts measure accuracy: a real model of this size answers next to none of them right.
+    """
     races = sweep.races
     found = {name: row for race in races.values() for name, row in race.items()}
     names = [name for name in sweep.names if name in found]
     return {
         "sizes": list(races),
+        "scores": scale.world is not None,
         "contenders": [
-            {"name": name, "compiled": found[name].compiled, "commands": _commands(found[name])} for name in names
+            {"name": name, "kind": _kind(row), "compiled": row.compiled, "commands": _commands(row)}
+            for name, row in ((name, found[name]) for name in names)
         ],
-        "usual": [names.index(name) for name in ("ar", COMPILED_AR) if name in names],
-        "cells": [_cells([race.get(name) for name in names]) for race in races.values()],
+        "cells": [_cells(sweep, [race.get(name) for name in names]) for race in races.values()],
     }
+
+
+def _kind(row: SweepRow) -> str:
+    """What its colour and the filter go by: its method, and whether an adapter drafts."""
+    return f"{row.method}, adapter" if row.is_adapted else row.method
 
 
 def _commands(row: SweepRow) -> list[str]:
@@ -79,20 +101,30 @@ def _commands(row: SweepRow) -> list[str]:
     return [own, readers]
 
 
-def _cells(rows: Sequence[SweepRow | None]) -> list[dict[str, Any] | None]:
+def _cells(sweep: SweepCells, rows: Sequence[SweepRow | None]) -> list[dict[str, Any] | None]:
     """One batch size: each contender's numbers, and its tokens per second over those of each; None = no numbers."""
     laps = [row.lap_speeds if row else [] for row in rows]
     return [
-        {**_numbers(row), "over": [_ratio(own, others) for others in laps]} if row else None
+        {**_numbers(sweep, row), "over": [_ratio(own, others) for others in laps]} if row else None
         for row, own in zip(rows, laps, strict=True)
     ]
 
 
-def _numbers(row: SweepRow) -> dict[str, Any]:
-    percent = row.accuracy.times(100)
-    accuracy = {"accuracy": round(percent.value, 1), "plusMinus": round(percent.interval.half_width, 1)}
-    counts = {"prompts": row.prompts, "laps": len(row.seconds)}
-    return {"perForward": round(row.tokens_per_forward, 2), **accuracy, **counts}
+def _numbers(sweep: SweepCells, row: SweepRow) -> dict[str, Any]:
+    """`alike` is its speed over `ar` of its own kind, eager or compiled, with its interval; `keeps` whether its
+    answers are those of its model, or lose next to nothing against `ar`.
+    """
+    percent, cost, like = row.accuracy.times(100), sweep.cost(row), speed_up(row)
+    return {
+        "perForward": round(row.tokens_per_forward, 2),
+        "accuracy": round(percent.value, 1),
+        "low": round(percent.interval.low, 1),
+        "high": round(percent.interval.high, 1),
+        "keeps": row.is_lossless or (cost is not None and cost.value <= ALLOWED_LOSS),
+        "alike": [round(value, 2) for value in (like.value, like.interval.low, like.interval.high)] if like else None,
+        "prompts": row.prompts,
+        "laps": len(row.seconds),
+    }
 
 
 def _ratio(laps: Sequence[float], others: Sequence[float]) -> float | None:
@@ -104,20 +136,26 @@ def _ratio(laps: Sequence[float], others: Sequence[float]) -> float | None:
 # ---- the answers ----
 
 
-def _questions(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _questions(rows: Sequence[Row], scale: Preset) -> list[dict[str, Any]]:
     """Every question with its answers, in the order of the rows; of an answer given twice, the last."""
     found: dict[str, dict[str, GenerationRow]] = {}
     for row in rows:
         if isinstance(row, GenerationRow):
             found.setdefault(row.question, {})[row.arm] = row
+    known = {example.prompt: example for example in asked(scale)}
     return [
-        {"question": question, "answers": [_answer(line.label, answers.get(line.name)) for line in PLAN.lines]}
+        {
+            "question": question,
+            "reference": known[question].response if question in known else "",
+            "answers": [_answer(line.label, answers.get(line.name), known.get(question)) for line in PLAN.lines],
+        }
         for question, answers in found.items()
     ]
 
 
-def _answer(label: str, row: GenerationRow | None) -> dict[str, Any]:
+def _answer(label: str, row: GenerationRow | None, example: Example | None) -> dict[str, Any]:
     if row is None or row.status != "done":
         return {"label": label, "why": why_none(row)}
     kept = {"texts": row.texts, "settledBy": row.settled_by, "forwards": row.forwards}
-    return {"label": label, **kept, "cut": row.finish != "eos"}
+    right = is_right(example, "".join(row.texts)) if example else None
+    return {"label": label, **kept, "cut": row.finish != "eos", "right": right}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from marsbench.findings.claims import TIMES, Claim, Finding, Judged, number
 from marsbench.findings.collection import Collection
-from marsbench.findings.in_words import with_interval
-from marsbench.findings.sweep import on_sweep, speed_up
+from marsbench.findings.in_words import machines, with_interval
+from marsbench.findings.sweep import SweepCells, on_sweep, speed_up
 from marsbench.gpu_check.page import reckoned
 from marsbench.overview.picture import CAPTION, STEM
 from marsbench.paper import published
@@ -18,6 +18,7 @@ from marsbench.rendering.markdown import filled, table
 from marsbench.statistics.decisions import Bound
 from marsbench.studies import mars_on_gpu as on_gpu
 from marsbench.studies.real_model import in_brief
+from marsbench.studies.speedup import same_as_sft
 
 BEGIN, END = "<!-- rendered by marsbench report: begin -->", "<!-- rendered by marsbench report: end -->"
 SPEED, REAL = "speedup", "135m"  # a study; the scale of the real model
@@ -53,11 +54,14 @@ def front_door(root: Path, judged: Sequence[Judged], collections: Sequence[Colle
     """The answers to what a reader asks first, a pure function of rows; `whole` is of the toy."""
     found = {(entry.claim.page, entry.claim.name): entry.findings[whole.scale] for entry in judged}
     real = next((each for each in collections if each.scale == REAL), None)
-    lines = [*_at_true_size(root), *(_on_a_real_model(real) if real else ()), *_toy(found)]
+    alike = same_as_sft(SweepCells.of(next(iter(whole.of(SPEED)), ())))
+    same = f"; {alike[0]} of {alike[1]} answers are those of AR SFT" if alike else ""
+    lines = [*_at_true_size(root), *(_on_a_real_model(real) if real else ()), *_toy(found, same)]
     generate = _OVER_GENERATE.over(whole.of(SPEED)).number
     slots = {
         "table": table(["", "the paper", "measured [95 %]", "on"], lines, text=(0, 1, 2, 3)),
         "figure": f"![{CAPTION}](reports/{STEM}.png)",
+        "conditions": _conditions(whole, real),
         "toy": _regime(found),
         "speed": f"Our AR baseline is itself {generate} times as fast as transformers' `generate` (toy, batch 1).",
         "cpu": "".join(map(in_brief, real.of("real-model")[:1])) if real else "",
@@ -114,11 +118,22 @@ def _on_a_real_model(real: Collection) -> Iterator[list[str]]:
     yield ["Real model: the same masks as drafts, verified (ours), tokens per pass", "-", drafted, where]
 
 
-def _toy(found: Mapping[tuple[str, str], Finding]) -> Iterator[list[str]]:
+def _toy(found: Mapping[tuple[str, str], Finding], same: str) -> Iterator[list[str]]:
+    """The toy's lines; `same` is what verified answers have in common with AR SFT's."""
     for key, words in _TOY.items():
         if (one := found.get(key)) and one.estimate is not None:
             shown = said.measured(one) if key[0] == SPEED else one.found
+            shown += same if key[1] == "best-verified" else ""
             yield [words, said.published(one.claim) or "-", shown, f"{said.counted(one)}"]
+
+
+def _conditions(toy: Collection, real: Collection | None) -> str:
+    """What stands below the picture: where its numbers are from."""
+    on_toy = machines(row for rows in toy.of("table2") for row in rows)
+    on_card = machines(row for rows in (real.of(on_gpu.STUDY.key) if real else []) for row in rows)
+    where = [f"the toy on {on_toy}"] if on_toy else []
+    where += [f"the real model on {on_card}"] if on_card else []
+    return f"*{'; '.join(['[n and seeds of each claim](reports/index.md)', *where])}.*"
 
 
 def _regime(found: Mapping[tuple[str, str], Finding]) -> str:

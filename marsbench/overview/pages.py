@@ -119,6 +119,6 @@ def _texts(root: Path, scale: str, collections: Sequence[Collection], judged: Se
     folder = whole_paper_folder(root, scale)
     return {
         folder / "index.md": index.render(judged, collections),
-        folder / index.EXPLORE: explore.page_of(collections[0]),
+        folder / index.EXPLORE: explore.page_of(collections),
         **front_door.readme_of(root, judged, collections),
     }

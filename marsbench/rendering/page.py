@@ -9,6 +9,7 @@ from statistics import median
 
 from marsbench.findings.cells import Cells, latest_cells
 from marsbench.findings.claims import Claim
+from marsbench.findings.in_words import machines
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import races_in_words
 from marsbench.neighbours import BUSY_CORES
@@ -108,10 +109,11 @@ class TablePage:
         return self.drawing(cells, self._shown(cells), stem) if self.drawing else []
 
     def _drawn_from(self, seeds: BySeed) -> str:
-        """Whose answers the figure shows, and how many to a benchmark."""
+        """Whose answers the figure shows, how many to a benchmark, and who computed them."""
         shown = next(iter(seeds))
-        counts = sorted({len(row.correct) for row in latest_cells(seeds[shown]).values() if row.status == "done"})
-        return f"Training seed {shown}, {' or '.join(map(str, counts))} questions a benchmark."
+        rows = [row for row in latest_cells(seeds[shown]).values() if row.status == "done"]
+        counts = sorted({len(row.correct) for row in rows})
+        return f"Training seed {shown}, {' or '.join(map(str, counts))} questions a benchmark; {machines(rows)}."
 
     def _claims_on(self, plan: TablePlan) -> list[Claim]:
         """The claims, less those on lines that a page with the lines of `plan` leaves out."""

@@ -136,7 +136,7 @@ def _said(found: Mapping[str, Mapping[str, EvaluationRow]], rows: Sequence[Row])
         yield (
             f"- Fine-tuned, at one token, the model has {with_interval(lost, 1, signed=True)} points of IFEval over "
             f"the base; {same:,} of {asked:,} answers are the base's. **Not measured:** an AR fine-tuning on the same "
-            "conversations. Without it nobody can say how much of that is MARS and how much any fine-tuning on them."
+            "conversations, which would say how much of this loss is due to MARS and how much to any fine-tuning."
         )
 
 

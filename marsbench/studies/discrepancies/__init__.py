@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from marsbench.findings.between_lines import emits_more, label, more_accurate
-from marsbench.findings.cells import latest_cells
+from marsbench.findings.cells import BENCHMARKS, done_cells, latest_cells
 from marsbench.findings.claims import TIMES, Claim, Finding
 from marsbench.findings.in_words import p_value
 from marsbench.findings.seeds import BySeed
@@ -104,6 +104,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         **{number: _effects_table(seeds, pairs) for number, pairs in PAIRS.items()},
         **{number: said or NOT_RUN for number, said in found.items()},
         "knee": knee,
+        "d3_where": _most_changed(rows, *PAIRS["d3"][-1]),
         "reasons": reasons(latest_cells(rows), PLAN),
     }
 
@@ -148,6 +149,21 @@ def _effects_table(seeds: BySeed, pairs: Sequence[tuple[str, str]]) -> str:
             lines.append([words, *[""] * 4, NOT_RUN])
     head = ["", "accuracy", "p", "tokens/forward", "n", "verdict"]
     return table(head, lines, text=(0, 4, 5))
+
+
+def _most_changed(rows: Sequence[Row], first: str, second: str) -> str:
+    """On which benchmark two lines differ most, of the seed shown."""
+    cells = latest_cells(rows)
+    ones, others = done_cells(cells, first), done_cells(cells, second)
+    gaps = {name: ones[name].accuracy.value - others[name].accuracy.value for name in ones.keys() & others.keys()}
+    if not gaps:
+        return ""
+    name = max(sorted(gaps), key=lambda name: abs(gaps[name]))
+    values = [f"{100 * done[name].accuracy.value:.1f}" for done in (others, ones)]
+    return (
+        f"Most of the difference at tau = .95 is {BENCHMARKS[name]}: {values[0]} to {values[1]} %, in one training "
+        "seed. Other seeds may say otherwise."
+    )
 
 
 # ---- the two small races ----

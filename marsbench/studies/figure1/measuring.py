@@ -12,27 +12,16 @@ from marsbench.rows.kinds import GenerationRow, Row
 from marsbench.running.cells import Cells
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run, kept, skipped
-from marsbench.show import answer, sample_question, token_texts
-from marsbench.studies.figure1 import PLAN
+from marsbench.show import answer, token_texts
+from marsbench.studies.figure1 import PLAN, questions
 from marsbench.training.checkpoints import Loaded
-from marsbench.world import modelled_on, test_set
-from marsbench.world.difficulty import difficulty
 
 
 def figure1_rows(run: Run) -> list[Row]:
     """Trainings, then the answers: to one question, and in the world to one of every benchmark."""
-    answers = [_row(run, line, question) for question in _questions(run) for line in PLAN.lines]
+    asked = [example.prompt for example in questions(run.scale)]
+    answers = [_row(run, line, question) for question in asked for line in PLAN.lines]
     return [*Checkpoints(run).trainings(PLAN.stages), *answers]
-
-
-def _questions(run: Run) -> list[str]:
-    """What is asked, in its order, each once."""
-    found = [sample_question()]
-    if run.scale.world:
-        level = difficulty(run.scale.world.difficulty)
-        names = [f"mini_{modelled_on(name)}" for name in run.scale.benchmarks]
-        found += [test_set(name, 1, level=level)[0].prompt for name in names]
-    return list(dict.fromkeys(found))
 
 
 def _row(run: Run, line: Line, question: str) -> GenerationRow:

@@ -28,7 +28,7 @@ from marsbench.running.plans import TablePlan
 from marsbench.studies.lines import BATCH_SIZES, speculative
 from marsbench.studies.speedup import figures
 from marsbench.studies.speedup.claims import BESTS, TABLE5_SECTION, TABLE6_SECTION, decoded_by_the_sweep, speed_claims
-from marsbench.studies.speedup.tables import table5, table6
+from marsbench.studies.speedup.tables import AR_SFT, table5, table6
 from marsbench.studies.study import Item, Study
 from marsbench.training.stages import STAGES
 
@@ -72,6 +72,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "claims": page_claims(speed_claims(), seeds, scale),
         "answer": _answer(sweep),
         "decoded": decoded_by_the_sweep([rows]),
+        "same": _same_as_sft(sweep),
         "small": SMALL if preset(scale).world else "",
         "contenders": _contenders(sweep),
         **table5(sweep.eager),  # without a cache, and with this one, steps have no fixed shape to be compiled
@@ -156,6 +157,21 @@ def _fair(sweep: SweepCells) -> str:
     found = {size: ratio for size in sweep.batch_sizes if (ratio := speed_up(sweep.done.get((A_A, size))))}
     shown = ", ".join(f"{printed_ratio(ratio)} at batch {size}" for size, ratio in found.items())
     return f"`ar` under another name over `ar`, which must hold 1: {shown}." if shown else ""
+
+
+def same_as_sft(sweep: SweepCells) -> tuple[int, int] | None:
+    """How many answers of MARS by AR decoding are those of AR SFT, which it goes on from, and of how many."""
+    row = next((row for row in sweep.rows if row.contender == "ar" and AR_SFT in row.same_as), None)
+    return (row.same_as[AR_SFT], row.prompts) if row else None
+
+
+def _same_as_sft(sweep: SweepCells) -> str:
+    if (found := same_as_sft(sweep)) is None:
+        return ""
+    return (
+        "Verified MARS gives the tokens of the MARS checkpoint's own AR decoding: "
+        f"{found[0]} of its {found[1]} answers are those of AR SFT, the model before MARS training."
+    )
 
 
 def _steps(sweep: SweepCells) -> str:

@@ -32,7 +32,9 @@ def _best_of_each_method(sweep: SweepCells, batch_size: int) -> dict[str, SweepR
     """
     best: dict[str, SweepRow] = {}
     for row in sweep.at(batch_size, lambda row: row.method != "ar"):
-        cost, name = sweep.cost(row), f"{row.method}, adapter" if row.is_adapted else row.method
+        alone = row.method == "mars" and row.options.get("threshold") is None
+        cost, kind = sweep.cost(row), ", adapter" if row.is_adapted else ", one token" if alone else ""
+        name = f"{row.method}{kind}"
         if row.is_lossless or (cost is not None and cost.value <= ALLOWED_LOSS):
             best[name] = max(best.get(name, row), row, key=speed_of)
     return best
