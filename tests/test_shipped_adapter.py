@@ -35,10 +35,12 @@ def test_it_is_whole_and_small() -> None:
 def test_it_is_what_decodes_at_its_scale() -> None:
     """Guards against a user who asks for masks at that scale, and is told to train for hours first."""
     scale = preset("135m")
-    name = Start("135m").own_stage
-    assert scale.ready_checkpoint(name, 4) == str(FOLDER) and scale.ships(str(FOLDER))
+    name, size = Start("135m").own
+    assert scale.ready_checkpoint(name, size) == str(FOLDER) and scale.ships(str(FOLDER))
+    record = records.finished(FOLDER)
+    assert record is not None and (record.recipe["stage"], record.recipe["block_size"]) == (name, size)
     assert stage(name).objective == "gated"
-    assert Start("135m", stage="mars").own_stage == "mars" and Start("mini").own_stage == "mars"
+    assert Start("135m", stage="mars").own_stage == "mars" and Start("mini").own == ("mars", 4)
 
 
 @pytest.mark.slow

@@ -72,10 +72,8 @@ def serve(
     checkpoint, stage = start.whose, start.own_stage
     called = settings.name or (stage if checkpoint is None else os.path.basename(os.path.normpath(checkpoint)))
     if checkpoint is None:
-        from marsbench.line import TrainedStage
         from marsbench.running.checkpoints import Checkpoints
 
-        trained = TrainedStage.of(stage, start.block_size)
-        checkpoint = Checkpoints(replace(start, output=output).run()).path(trained)
+        checkpoint = Checkpoints(replace(start, output=output).run()).path(start.own)
     keys = settings.api_key or tuple(key for key in [os.environ.get(KEY_VARIABLE)] if key is not None)
     run(replace(settings, name=called, checkpoint=checkpoint, api_key=keys), typer.echo)

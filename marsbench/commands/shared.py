@@ -26,6 +26,7 @@ from marsbench.presets import DEFAULT_BLOCK_SIZE, DEFAULT_SCALE, preset
 if TYPE_CHECKING:
     import torch
 
+    from marsbench.line import TrainedStage
     from marsbench.presets import Preset
     from marsbench.progress import Reporter
     from marsbench.running.run import Run
@@ -170,6 +171,14 @@ class Start:
         return self.stage or preset(self.scale).stage
 
     @property
+    def own(self) -> TrainedStage:
+        """The scale's own checkpoint that decodes: of that stage, at the B that a user names or the scale's."""
+        from marsbench.line import TrainedStage
+
+        named = self.stage or self.block_size != DEFAULT_BLOCK_SIZE
+        return TrainedStage.of(self.own_stage, self.block_size if named else preset(self.scale).block_size)
+
+    @property
     def trained_stage(self) -> str | None:
         """The same, None where somebody's checkpoint or adapter decodes, of which nothing is known yet."""
         return None if self.whose or self.adapter else self.own_stage
@@ -178,10 +187,9 @@ class Start:
         """The checkpoint that decodes, trained now if it is the scale's own and missing."""
         if named := self.whose or self.adapter:
             return load_named(named, dtype, run.reporter, adapter=self.adapter)
-        from marsbench.line import TrainedStage
         from marsbench.running.checkpoints import Checkpoints
 
-        return Checkpoints(run).load(TrainedStage.of(self.own_stage, self.block_size), dtype_of(dtype))
+        return Checkpoints(run).load(self.own, dtype_of(dtype))
 
     def preset(self) -> Preset:
         """The scale with what a user names: checkpoints of its stages, as in "mars-b8=FOLDER", or what it trains on."""

@@ -189,17 +189,25 @@ def speed_ratio(row: SweepRow, other: SweepRow) -> Estimate | None:
     return median_ratio(*relative) if all(relative) and len(relative[0]) == len(relative[1]) else None
 
 
-def over_prompts(row: SweepRow, other: SweepRow) -> Estimate | None:
+def over_prompts(row: SweepRow, other: SweepRow, *, ended: bool = False) -> Estimate | None:
     """Tokens per second of a contender over those of another, of one request at a time, by the clock of one lap.
 
     The interval is a percentile bootstrap over prompts with a fixed seed: another draw of prompts, not another lap.
+    `ended`: of the prompts alone whose answers both end by EOS.
     """
     if row.batch_size != 1 or other.batch_size != 1 or not (row.last_token and other.last_token):
         return None
-    drawn = resamples(row.prompts)
-    speeds = [(drawn @ np.array(each.emitted)) / (drawn @ np.array(each.last_token)) for each in (row, other)]
-    value, beside = (sum(each.emitted) / sum(each.last_token) for each in (row, other))
-    return Estimate(value / beside, percentiles(speeds[0] / speeds[1]), row.prompts)
+    counted = np.array(row.finished) * np.array(other.finished) == 1 if ended else np.full(len(row.emitted), True)
+    if not (count := int(counted.sum())):
+        return None
+    drawn = resamples(count)
+    emitted, seconds = (
+        [np.array(values)[counted] for values in found]
+        for found in ((row.emitted, other.emitted), (row.last_token, other.last_token))
+    )
+    mine, theirs = ((drawn @ tokens) / (drawn @ taken) for tokens, taken in zip(emitted, seconds, strict=True))
+    value, beside = (tokens.sum() / taken.sum() for tokens, taken in zip(emitted, seconds, strict=True))
+    return Estimate(float(value / beside), percentiles(mine / theirs), count)
 
 
 class Agreement(NamedTuple):

@@ -134,7 +134,8 @@ class Preset:
     # Stage, or stage-bB, -> checkpoint folder or hub name; a stage with blocks and without -bB is one for B = 4. In the
     # file of a scale, "./" is the folder beside it: bases of the world that are shipped.
     published: dict[str, str] = field(default_factory=dict)
-    stage: str = "mars"  # whose checkpoint decodes where nobody names a stage
+    stage: str = "mars"  # whose checkpoint decodes where a user names no stage
+    block_size: int = DEFAULT_BLOCK_SIZE  # B that this checkpoint was trained with
     train_all: bool = False  # train the stages that have a published checkpoint too
     grid: str | None = None  # the shipped grid that its sweep runs, None = the one of its own name
     caveat: str = ""  # what readers of verdicts must know of a scale that only tests the mechanism

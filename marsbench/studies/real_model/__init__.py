@@ -10,7 +10,7 @@ from marsbench.fetching.models import described, is_known
 from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, latest_stages
 from marsbench.findings.in_words import with_interval
 from marsbench.findings.seeds import BySeed
-from marsbench.findings.sweep import A_A, SweepCells, over_prompts, speed_of, speed_up
+from marsbench.findings.sweep import A_A, SweepCells, over_prompts, races_in_words, speed_of, speed_up
 from marsbench.methods import METHODS
 from marsbench.rendering.claims import page_claims
 from marsbench.rendering.figures import Labelled, labelled_figure
@@ -30,7 +30,7 @@ _STEPS = 8  # of each stage's training, to be timed
 
 
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
-    cells, sweeps = latest_cells(rows), SweepCells.by_dtype(rows)
+    cells, (sweeps, others) = latest_cells(rows), _races(rows)
     return {
         "in_part": _in_part(cells, sweeps),
         "base": _base(rows, cells),
@@ -38,6 +38,8 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "answers": "\n".join([*_fastest(sweeps), *_lossless(cells)]),
         "figure": f"![Tokens per second by line, type of weights and batch size]({FIGURE}.png)" if sweeps else "",
         "clock": _clock(sweeps),
+        "raced": _raced(sweeps),
+        "beside": f"{_clock(others)}\n\n*{_raced(others)}*" if others else "",
         "tokens": _tokens(cells, rows),
         "training": _training(rows),
     }
@@ -45,7 +47,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
     """Tokens per second themselves, so that types of weights compare too."""
-    sweeps = SweepCells.by_dtype(rows)
+    sweeps, _ = _races(rows)
     series = {
         f"{dtype}, batch {size}": {
             row.contender: ratio_of_totals([sum(row.emitted)] * len(row.seconds), row.seconds)
@@ -61,7 +63,7 @@ def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
 def tally(seeds: BySeed) -> str:
     """The best lossless setting by the clock at the smallest batch size."""
     said = []
-    for dtype, sweep in SweepCells.by_dtype(next(iter(seeds.values()))).items():
+    for dtype, sweep in _races(next(iter(seeds.values())))[0].items():
         if best := _best_lossless(sweep):
             said.append(f"fastest lossless in {dtype}, batch {best.batch_size}: {_over_ar(sweep, best)} `ar`")
     return "; ".join(said) or "measured"
@@ -70,7 +72,7 @@ def tally(seeds: BySeed) -> str:
 def in_brief(rows: Sequence[Row]) -> str:
     """Its speeds at the smallest batch in a sentence, for pages on the whole paper; empty without a race."""
     said = []
-    for dtype, sweep in SweepCells.by_dtype(rows).items():
+    for dtype, sweep in _races(rows)[0].items():
         lookup, adapted = (_best_lossless(sweep, stages) for stages in ((arms.BASE,), arms.ADAPTED))
         if lookup and adapted:
             more = [size for size in sweep.batch_sizes if size > adapted.batch_size]
@@ -84,10 +86,28 @@ def in_brief(rows: Sequence[Row]) -> str:
     return f"On two CPU cores, lossless, on the real model: {'; '.join(said)}." if said else ""
 
 
-def _over_ar(sweep: SweepCells, row: SweepRow) -> str:
-    """Its speed over `ar`, with an interval over prompts where prompts were answered one by one."""
+def _races(rows: Sequence[Row]) -> tuple[dict[str, SweepCells], dict[str, SweepCells]]:
+    """The race of the most prompts, and the one beside other engines where that is another, by type of weights."""
+    found: tuple[dict[str, SweepCells], dict[str, SweepCells]] = {}, {}
+    for dtype, sweep in SweepCells.by_dtype(rows).items():
+        most = max(row.prompts for row in sweep.rows)
+        for place, races in enumerate(found):
+            if alike := [row for row in sweep.rows if (row.prompts < most) == place]:
+                races[dtype] = SweepCells(alike, sweep.step_times)
+    return found
+
+
+def _raced(sweeps: Mapping[str, SweepCells]) -> str:
+    return races_in_words(row for sweep in sweeps.values() for row in sweep.rows)
+
+
+def _over_ar(sweep: SweepCells, row: SweepRow, *, ended: bool = False) -> str:
+    """Its speed over `ar`, with an interval over prompts where prompts were answered one by one.
+
+    `ended`: over the prompts whose answers end by EOS alone.
+    """
     ar = sweep.done.get(("ar", row.batch_size))
-    found = over_prompts(row, ar) if ar else None
+    found = over_prompts(row, ar, ended=ended) if ar else None
     laps = speed_up(row)
     return with_interval(found, 2) if found else f"{laps.value:.2f}" if laps else "n/a"
 
@@ -100,7 +120,7 @@ def _in_part(cells: Cells, sweeps: Mapping[str, SweepCells]) -> str:
     raced = [{name for name, _ in sweep.done} for sweep in sweeps.values()]
     missing = [f"answers of {', '.join(lacking)}"] if lacking else []
     missing += ["answers in bfloat16"] if short and "bfloat16" in sweeps else []
-    if not raced or not all(names >= {*arms.grid_names()} for names in raced):
+    if not raced or not all(names >= {*arms.GRID_NAMES} for names in raced):
         missing.append("parts of the race" if any(raced) else "the race")
     return f"**In part.** Not measured yet: {'; '.join(missing)}." if missing else ""
 
@@ -129,10 +149,12 @@ def _fastest(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
         if best is None or not (ar := sweep.done.get(("ar", best.batch_size))):
             continue
         cut = best.prompts - sum(best.finished)
+        whole = f"; over the others alone {_over_ar(sweep, best, ended=True)}" if 2 * cut < best.prompts else ""
         yield (
             f"- In {dtype} at batch {best.batch_size}, the fastest line that gives the base's very tokens is "
             f"{best.contender}: {best.tokens_per_second:.0f} tokens/s, {_over_ar(sweep, best)} times as fast as `ar` "
-            f"({ar.tokens_per_second:.0f}). {best.prompts} prompts, {cut} of them cut at {best.max_new_tokens} tokens."
+            f"({ar.tokens_per_second:.0f}). {best.prompts} prompts, {cut} of them cut at {best.max_new_tokens} "
+            f"tokens{whole}."
         )
 
 
@@ -176,7 +198,7 @@ def _speed(sweep: SweepCells, row: SweepRow | None) -> str:
 
 def _tokens(cells: Cells, rows: Sequence[Row]) -> str:
     """Tokens per forward pass of every line, of all answers and of those that end by EOS."""
-    trained = {stage.stage: row for stage, row in latest_stages(rows).items() if row.status == "done"}
+    trained = {stage: row for stage, row in latest_stages(rows).items() if row.status == "done"}
     lines = []
     for line in PLAN.lines:
         if (done := done_cells(cells, line.name)) and line.method != "ar":
@@ -184,7 +206,7 @@ def _tokens(cells: Cells, rows: Sequence[Row]) -> str:
             tokens = [f"{row.tokens_per_forward.value:.2f}" for row in done.values()]
             emitted = sum(e for row in done.values() for e, end in zip(row.emitted, row.finished, strict=True) if end)
             passes = sum(f for row in done.values() for f, end in zip(row.forwards, row.finished, strict=True) if end)
-            learned = f"{trained[line.stage].tokens:,}" if line.stage in trained else ""
+            learned = f"{trained[line.trained].tokens:,}" if line.trained in trained else ""
             lines.append([line.label, *tokens, f"{emitted / passes:.2f}", str(sum(whole)), learned])
     return table(
         ["tokens/forward", *columns(PLAN).values(), "of answers that end", "how many", "tokens trained"], lines
@@ -218,7 +240,8 @@ def _races_and_speeds(run: Run) -> list[Row]:
     in_bf16 = torch.cuda.is_available() or reads_bf16()
     answered = Table(run, IN_BF16).rows() if in_bf16 else []
     dtypes = ["float32", *(["bfloat16"] if in_bf16 else [])]
-    raced = [row for dtype in dtypes for row in Sweep(run, arms.grid_at(run.scale, dtype)).rows()]
+    grids = [arms.grid_at(run.scale, dtype, beside=beside) for beside in (False, True) for dtype in dtypes]
+    raced = [row for grid in grids for row in Sweep(run, grid).rows()]
     return [*answered, *raced, *(training_speed_rows(run, _STEPS) if run.scale.pretrained else [])]
 
 

@@ -16,6 +16,7 @@ from marsbench.studies.lines import short
 BASE, ADAPTER, MARS = "base", "base_gated", "base_mars"
 LONG_ADAPTER, LONG_MARS, HEADED = "base_gated_4x", "base_mars_2x", "base_gated_network"
 QUARTER = f"{HEADED}_quarter"
+SHIPPED = f"{HEADED}-b8"  # the adapter that comes with the package, which was trained at B = 8
 ADAPTED = ADAPTER, LONG_ADAPTER, QUARTER, HEADED  # whose verified tokens are the base's
 _WORDS = {
     BASE: "Base",
@@ -25,6 +26,7 @@ _WORDS = {
     LONG_MARS: "MARS trained twice as long",
     HEADED: "Base with an adapter and a draft head",
     QUARTER: "Base with an adapter and a draft head trained a quarter as long",
+    SHIPPED: "Base with the shipped adapter",
 }
 _LOOKUP = {"draft_length": 4}
 
@@ -32,8 +34,8 @@ _LOOKUP = {"draft_length": 4}
 def _line(stage: str, words: str, method: str, **options: Any) -> Line:
     said = [options[name] for name in ("layout", "block_size", "groups", "threshold") if name in options]
     name = "_".join(map(str, [stage, method, *said]))  # "base_gated_mars-verified_groups_4"
-    label = f"{_WORDS[stage]}, {words}"
-    return Line(name, label, stage, method, options)
+    label, (plain, _, size) = f"{_WORDS[stage]}, {words}", stage.partition("-b")
+    return Line(name, label, plain, method, options, block_size=int(size or DEFAULT_BLOCK_SIZE))
 
 
 def _verified(stage: str, layout: str, window: int) -> Line:
@@ -54,12 +56,12 @@ SURE, UNSURE = (
     _line(MARS, f"tau = {short(tau)}", "mars", block_size=DEFAULT_BLOCK_SIZE, threshold=tau) for tau in (0.95, 0.7)
 )
 LONG_MARS_GROUPS, HEADED_GROUPS = _verified(LONG_MARS, "groups", 4), _verified(HEADED, "groups", 4)
+SHIPPED_GROUPS, SHIPPED_LINEAR = (_verified(SHIPPED, layout, 4) for layout in ("groups", "linear"))
+SHIPPED_BOTH = _with_lookup(SHIPPED, 4, "linear")
 HEADED_BOTH = _with_lookup(HEADED, 3)
 HEADED_FEW = _line(
     HEADED, "verified, two groups (W = 4)", "mars-verified", layout="groups", block_size=DEFAULT_BLOCK_SIZE, groups=2
 )
-AROUND_FEW = HEADED_GROUPS, _verified(HEADED, "linear", 4)  # of the same window: a group behind every draft, or one
-HEADED_CURVE = _verified(QUARTER, "groups", 4), HEADED_GROUPS
 PLAN = TablePlan(
     "real-model",
     "Lossless drafting on two CPU cores",
@@ -68,7 +70,8 @@ PLAN = TablePlan(
         PROMPT_LOOKUP,
         *(GROUPS, _verified(ADAPTER, "groups", 3), LINEAR),
         *(LONG_GROUPS, _verified(LONG_ADAPTER, "groups", 3)),
-        *(HEADED_GROUPS, HEADED_FEW, HEADED_BOTH, _with_lookup(HEADED, 4), *HEADED_CURVE[:-1]),
+        *(HEADED_GROUPS, HEADED_FEW, HEADED_BOTH, _with_lookup(HEADED, 4), _verified(QUARTER, "groups", 4)),
+        *(SHIPPED_GROUPS, _verified(SHIPPED, "groups", 8), SHIPPED_LINEAR, SHIPPED_BOTH),
         *(AR_OF_MARS, MARS_GROUPS, _verified(MARS, "groups", 3), SURE, UNSURE),
         *(AR_OF_LONG_MARS, LONG_MARS_GROUPS),
     ),
@@ -76,7 +79,6 @@ PLAN = TablePlan(
     questions=50,
     own="Real model",
 )
-CURVE = (GROUPS, LONG_GROUPS, *HEADED_CURVE, MARS_GROUPS, LONG_MARS_GROUPS)  # by how long masks were trained
 
 _more = partial(emits_more, PLAN)
 CLAIMS = (
@@ -90,8 +92,8 @@ CLAIMS = (
     ),
 )  # fmt: skip
 
-_RACED = (
-    PROMPT_LOOKUP,
+_RACED = PROMPT_LOOKUP, SHIPPED_GROUPS, SHIPPED_LINEAR, _with_lookup(SHIPPED, 3, "linear"), SHIPPED_BOTH
+_SMALLER = (  # of the adapter that was trained on two CPU cores
     *(HEADED_GROUPS, _verified(HEADED, "groups", 3), HEADED_FEW),
     *(_verified(HEADED, "linear", window) for window in (3, 4)),
     HEADED_BOTH,
@@ -102,7 +104,7 @@ _RACED = (
 IN_BF16 = TablePlan(
     "real-model-bf16",
     "What is lossless stays so in bf16",
-    tuple(replace(line, name=f"{line.name}_bfloat16", dtype="bfloat16") for line in (AR, *_RACED)),
+    tuple(replace(line, name=f"{line.name}_bfloat16", dtype="bfloat16") for line in (AR, *_RACED, *_SMALLER)),
     benchmarks=("ifeval", "gsm8k", "humaneval"),
     questions=34,
     own="Real model in bf16",
@@ -125,26 +127,29 @@ _OF_OUTSIDER: dict[str, tuple[str, dict[str, Any]]] = {  # of batch 1 alone; qua
 OUTSIDERS = {name: Line.raced(name, BASE, method, **options) for name, (method, options) in _OF_OUTSIDER.items()}
 
 
-def grid_at(scale: Preset, dtype: str) -> Grid:
-    """A race: the base's `ar` and `generate` as baselines, what is decoded with each checkpoint, and llama.cpp."""
-    baselines = [Line.raced(name, BASE, method) for name, method in _BASELINES.items()]
+def grid_at(scale: Preset, dtype: str, *, beside: bool = False) -> Grid:
+    """A race of the base's `ar` and what is lossless, over many prompts whose answers may end.
+
+    `beside`: a short one of the same beside `generate` and llama.cpp, which take longest.
+    """
+    names = {"ar": "ar", **({"hf-generate": "hf-generate", "ar, again": "ar"} if beside else {})}
+    baselines = [Line.raced(name, BASE, method) for name, method in names.items()]
     small = scale.in_seconds
     return Grid(
-        contenders=(*baselines, *[replace(line, name=line.label) for line in _RACED], *OUTSIDERS.values()),
+        contenders=(
+            *baselines,
+            *[replace(line, name=line.label) for line in _RACED],
+            *(OUTSIDERS.values() if beside else ()),
+        ),
         batch_sizes=(1, 4),
-        prompts=2 if small else 16 if dtype == "bfloat16" else 8,
-        repeats=2 if small else 5,
+        prompts=(2 if small else 16) if beside else 4 if small else 48,
+        repeats=2 if small else 3 if beside else 1,  # the lap that is watched has every prompt's own time
         benchmarks=tuple(PLAN.of(scale.benchmarks)),
-        max_new_tokens=min(64, scale.max_new_tokens),
+        max_new_tokens=min(64 if beside else 128, scale.max_new_tokens),
         timeout_s=600,
-        positions=16 if small else 64,
+        positions=0 if beside else 16 if small else 64,
         dtype=dtype,
     )
 
 
-_BASELINES = {"ar": "ar", "hf-generate": "hf-generate", "ar, again": "ar"}
-
-
-def grid_names() -> list[str]:
-    """Everybody who races, but for who may not be installed."""
-    return [*_BASELINES, *[line.label for line in _RACED]]
+GRID_NAMES = ("ar", *[line.label for line in _RACED])

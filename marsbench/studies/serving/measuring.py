@@ -75,7 +75,7 @@ class Bench:
 
     def __init__(self, run: Run) -> None:
         self.run, self.effort = run, effort_at(run.scale)
-        self.path = Checkpoints(run).path(TrainedStage.of(run.scale.stage))
+        self.path = Checkpoints(run).path(TrainedStage.of(run.scale.stage, run.scale.block_size))
         self.loaded = load(self.path)
         names = [name for name in run.scale.benchmarks if run.scale.world or name in _ASKED]
         self.questions = ask(names, self.effort.questions, self.loaded.tokenizer, run.data_dir)
