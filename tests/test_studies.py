@@ -103,6 +103,7 @@ def test_the_registry_is_in_the_papers_order() -> None:
         "gains",
         "lengths",
         "adapter",
+        "curves",
         "map",
         "rivals",
         "speedup",

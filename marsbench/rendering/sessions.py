@@ -40,6 +40,7 @@ SESSIONS = {
     "reproduce-lengths": Session("lengths", "Questions no longer than those of training, asked of Table 2's lines."),
     "reproduce-adapter": Session("adapter", "A gated adapter beside MARS: accuracy and tokens per forward pass."),
     "reproduce-map": Session("map", "Where MARS pays: bases trained long or short, rates gentle or hard, block sizes."),
+    "reproduce-curves": Session("curves", "More training and other sizes, measured on the checkpoints that are there."),
     "reproduce-rivals": Session("rivals", "Every rival in the ways that were tried for it, on a seed of its own."),
     "speedup-sweep": Session("speedup", "Race thresholds, windows and methods at several batch sizes.", sweeps=True),
     "serving-load": Session("serving", "Put a server under load by several policies."),

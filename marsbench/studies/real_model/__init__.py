@@ -83,7 +83,7 @@ def in_brief(rows: Sequence[Row]) -> str:
                 f"in {dtype} prompt lookup is {_over_ar(sweep, lookup)} and our adapter with it "
                 f"{_over_ar(sweep, adapted)} times as fast as `ar` at batch 1{at} ({adapted.prompts} prompts)"
             )
-    return f"On two CPU cores, lossless, on the real model: {'; '.join(said)}." if said else ""
+    return f"Lossless, on the untouched model and two CPU cores: {'; '.join(said)}." if said else ""
 
 
 def _races(rows: Sequence[Row]) -> tuple[dict[str, SweepCells], dict[str, SweepCells]]:

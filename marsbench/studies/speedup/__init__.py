@@ -169,8 +169,8 @@ def _same_as_sft(sweep: SweepCells) -> str:
     if (found := same_as_sft(sweep)) is None:
         return ""
     return (
-        "Verified MARS gives the tokens of the MARS checkpoint's own AR decoding: "
-        f"{found[0]} of its {found[1]} answers are those of AR SFT, the model before MARS training."
+        f"Verified MARS gives its checkpoint's own AR tokens: {found[0]} of {found[1]} answers are those of AR SFT, "
+        "the model before MARS training."
     )
 
 
