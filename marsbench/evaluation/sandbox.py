@@ -32,7 +32,7 @@ from marsbench.errors import UserError
 
 # failed: wrong value or exception; timeout: past the time limit; killed: the process ended early.
 Reason = Literal["passed", "failed", "timeout", "killed"]
-READY = "ready"
+READY = b"ready"
 START_LIMIT_S = 60.0
 WORTH_A_WORKER = 16  # programs; fewer are run in the time that a worker takes to start
 SLACK_S = 5.0  # that a worker may take beyond a program's time
@@ -41,9 +41,11 @@ MIN_RECORD_BYTES, MAX_RECORD_BYTES = 64 * 2**20, 512 * 2**20  # HumanEval/15 of 
 
 # Classes, beyond those that pickle knows by itself, whose values may leave the sandbox.
 _BUILTINS = "bytearray bytes complex dict float frozenset int list range set str tuple"
-PLAIN_CLASSES = {("builtins", name) for name in _BUILTINS.split()}
-PLAIN_CLASSES |= {("collections", "deque"), ("decimal", "Decimal"), ("fractions", "Fraction"), ("numpy", "dtype")}
-PLAIN_CLASSES |= {("numpy.core.multiarray", "scalar"), ("numpy._core.multiarray", "scalar")}
+PLAIN_CLASSES = {
+    *(("builtins", name) for name in _BUILTINS.split()),
+    ("collections", "deque"), ("decimal", "Decimal"), ("fractions", "Fraction"), ("numpy", "dtype"),
+    ("numpy.core.multiarray", "scalar"), ("numpy._core.multiarray", "scalar"),
+}  # fmt: skip
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -122,24 +124,23 @@ class _Worker:
     """One `sandbox_worker` interpreter, started anew whenever a program takes it down."""
 
     def __init__(self, scratch: str, time_limit_s: float, memory_limit_mb: int) -> None:
-        self._scratch, self._time_limit_s = scratch, time_limit_s
-        self._environment = _environment(scratch, memory_limit_mb)
+        self._scratch, self._time_limit_s, self._memory = scratch, time_limit_s, memory_limit_mb * 2**20
         self._start()
 
     def ask(self, program: Program) -> Recording:
         # While the program runs, nothing of what is expected is in the worker.
-        most_bytes = MAX_RECORD_BYTES
-        if program.expected is not None:  # a right one records about as much
-            most_bytes = MIN_RECORD_BYTES + 4 * len(pickle.dumps(program.expected))
+        expected, most_bytes = program.expected, MAX_RECORD_BYTES
+        if expected is not None:  # a right one records about as much
+            most_bytes = MIN_RECORD_BYTES + 4 * len(pickle.dumps(expected))
         limit_s = min(self._time_limit_s, sum(program.limits_s or [self._time_limit_s]))
-        reason, record = self._reply("record", replace(program, expected=None), limit_s, most_bytes)
-        if reason != "passed" or program.expected is not None:
-            if reason == "passed":
-                reason, _ = self._reply("compare", program, record, self._time_limit_s)
-            return Recording(reason, [], [])
-        stream = io.BytesIO(record)
-        pairs = [PlainUnpickler(stream).load() for _ in program.inputs]
-        return Recording(reason, [output for output, _ in pairs], [seconds for _, seconds in pairs])
+        reason, record = self._reply("record", replace(program, expected=None), limit_s, most_bytes, self._memory)
+        if reason == "passed" and expected is None:
+            stream = io.BytesIO(record)
+            pairs = [PlainUnpickler(stream).load() for _ in program.inputs]
+            return Recording(reason, [output for output, _ in pairs], [seconds for _, seconds in pairs])
+        return Recording(
+            reason if reason != "passed" else self._reply("compare", program, record, self._memory)[0], [], []
+        )
 
     def _reply(self, *request: Any) -> tuple[Reason, bytes]:
         """The worker's word, and the record behind it."""
@@ -160,7 +161,7 @@ class _Worker:
         return reason, b""
 
     def close(self) -> None:
-        """Kills the worker and whatever runs in its session."""
+        """Kill the worker and whatever runs in its session."""
         if self._connection.closed:
             return
         with suppress(ProcessLookupError, PermissionError):  # macOS refuses where only a zombie is left
@@ -169,17 +170,27 @@ class _Worker:
         self._connection.close()
 
     def _start(self) -> None:
+        # What a worker needs to start and to score alike every time; no secret of this process's environment.
+        environment = {
+            "PATH": os.defpath, "HOME": self._scratch, "TMPDIR": self._scratch, "LANG": "C.UTF-8",
+            "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""), "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": os.pathsep.join(os.path.abspath(folder) for folder in sys.path),
+            "PYTHONHASHSEED": "0",  # the order of a set must not change a verdict
+            "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",  # the worker forks: numpy must not start threads
+        }  # fmt: skip
+        unshare = shutil.which("unshare")
         with tempfile.TemporaryFile("w+") as log:
-            for alone in _WITHOUT_NETWORK:
+            for without_network in ([[unshare, "--user", "--net"]] if unshare else []) + [[]]:
                 self._connection, theirs = multiprocessing.Pipe()
                 with closing(theirs):
                     self._process = subprocess.Popen(
-                        [*alone, sys.executable, "-m", "marsbench.evaluation.sandbox_worker", str(theirs.fileno())],
-                        cwd=self._scratch, env=self._environment, pass_fds=[theirs.fileno()], start_new_session=True,
+                        [*without_network, sys.executable, "-m", "marsbench.evaluation.sandbox_worker",
+                         str(theirs.fileno())],
+                        cwd=self._scratch, env=environment, pass_fds=[theirs.fileno()], start_new_session=True,
                         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
                     )  # fmt: skip
                 with suppress(EOFError, ConnectionError):
-                    if self._connection.poll(START_LIMIT_S) and self._connection.recv_bytes().decode() == READY:
+                    if self._connection.poll(START_LIMIT_S) and self._connection.recv_bytes() == READY:
                         return
                 self.close()
             log.seek(0)
@@ -188,21 +199,3 @@ class _Worker:
                 where=log.read().strip().rpartition("\n")[2],
                 fix='install the scoring packages: pip install "marsbench[eval]"',
             )
-
-
-# What starts a process without a network, and what does where users may not.
-_WITHOUT_NETWORK = [[found, "--user", "--net"] for found in [shutil.which("unshare")] if found] + [[]]
-
-
-def _environment(scratch: str, memory_limit_mb: int) -> dict[str, str]:
-    """What a worker needs to start and to score alike every time; no secret of this process's environment."""
-    return {
-        "PATH": os.defpath, "HOME": scratch, "TMPDIR": scratch, "LANG": "C.UTF-8",
-        "LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", ""),
-        "PYTHONPATH": os.pathsep.join(os.path.abspath(folder) for folder in sys.path),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONHASHSEED": "0",  # the order of a set must not change a verdict
-        "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",  # the worker forks, so numpy must not start threads in it
-        # evalplus reads this; -1 is its word for no limit.
-        "EVALPLUS_MAX_MEMORY_BYTES": "-1" if sys.platform == "darwin" else str(memory_limit_mb * 2**20),
-    }  # fmt: skip
