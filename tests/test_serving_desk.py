@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from marsbench.serving import desk as desk_module
-from marsbench.serving.desk import Desk
-from marsbench.serving.line import Line
-from marsbench.serving.messages import Ending, Job, Ready, Report, State, Wishes
+from marsbench.serving.channel import Channel
+from marsbench.serving.desk import Desk, Stream
+from marsbench.serving.messages import Ending, Job, Ready, Report, State
 from marsbench.serving.settings import Settings
 from marsbench.serving.wire import ApiError
 
@@ -47,11 +47,6 @@ def hangs(pipe: Connection, _: Settings) -> None:
     signal.pause()
 
 
-def loads(pipe: Connection, _: Settings) -> None:
-    """An engine that never gets ready."""
-    signal.pause()
-
-
 def halts(pipe: Connection, _: Settings) -> None:
     """An engine that stands still in the middle of a report."""
     pipe.send(READY)
@@ -63,7 +58,7 @@ def halts(pipe: Connection, _: Settings) -> None:
 
 
 def job(number: int, *prompt: int) -> Job:
-    return Job(list(prompt), 9, id=number, wishes=Wishes("ar"), arrived=time.perf_counter())
+    return Job(list(prompt), 9, id=number, method="ar", arrived=time.perf_counter())
 
 
 async def until(holds: Callable[[], Any], seconds: float = 30.0) -> None:
@@ -74,7 +69,8 @@ async def until(holds: Callable[[], Any], seconds: float = 30.0) -> None:
 
 
 async def answer(desk: Desk, asked: Job) -> Ending | ApiError:
-    with desk.submitted([asked]) as ((stream,), _):
+    stream = Stream(asked, asyncio.Event())
+    with desk.submitted([stream]):
         await until(lambda: stream.ending)
         assert stream.ending is not None
         return stream.ending
@@ -145,19 +141,6 @@ def test_an_engine_that_says_nothing_is_started_anew(monkeypatch: pytest.MonkeyP
     assert "said nothing" in "".join(tried(hangs, monkeypatch, work, hang_timeout=0.5))
 
 
-def test_an_engine_that_is_stopped_while_it_loads_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a server that never gets ready, or never again, and says nothing; one that loads is left alone."""
-
-    async def work(desk: Desk) -> None:
-        first = desk._process.pid
-        await asyncio.sleep(0.8)
-        assert desk._process.pid == first, "it takes its time"
-        os.kill(first, signal.SIGSTOP)
-        await until(lambda: desk._deaths == 1)
-
-    assert "said nothing" in "".join(tried(loads, monkeypatch, work, hang_timeout=0.5))
-
-
 def test_half_a_report_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an event loop that waits for the rest of a report, and so never ends the engine that owes it."""
 
@@ -174,13 +157,13 @@ def test_an_engine_that_does_not_read_holds_nobody_up() -> None:
 
     async def sent() -> None:
         own, other = multiprocessing.Pipe()
-        line = Line(own, lambda _: None, lambda: None)
+        channel = Channel(own, lambda _: None, lambda: None)
         messages = [job(number, *range(99)) for number in range(2000)]  # more than the pipe holds
         for message in messages:
-            line.send(message)
+            channel.send(message)
         found = [await asyncio.to_thread(other.recv) for _ in messages]
         assert found == messages
-        line.close()
+        channel.close()
 
     asyncio.run(sent())
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from marsbench.cli import app as command
 from marsbench.serving.app import build
 from marsbench.serving.desk import Desk
-from marsbench.serving.guards import RequestLog, is_open_to_all
+from marsbench.serving.guards import RequestLog, is_local
 from marsbench.serving.messages import Cancel, Ending, Job, Likelihood, Ready, Report, State
 from marsbench.serving.serve import Server
 from marsbench.serving.settings import Settings
@@ -115,11 +115,10 @@ def test_windows_by_rows_and_compiled_steps_are_refused_together() -> None:
     assert found.exit_code != 0 and "--adapt chooses windows" in found.output + str(found.exception)
 
 
-def test_an_open_address_without_a_key_is_noticed() -> None:
+def test_an_open_address_is_noticed() -> None:
     """Guards against a server that the whole network may use without a word of it."""
     hosts = ("0.0.0.0", "::", "gpu-7", "localhost", "127.0.0.2", "::1")
-    assert [is_open_to_all(Settings("", host=host)) for host in hosts] == [True, True, True, False, False, False]
-    assert not is_open_to_all(Settings("", host="0.0.0.0", api_key=("k",)))
+    assert [is_local(host) for host in hosts] == [False, False, False, True, True, True]
 
 
 def test_keys_open_what_they_are_for() -> None:
@@ -249,6 +248,23 @@ def test_one_answer_that_fails_ends_its_siblings() -> None:
 
     (status, _, raw), after = asyncio.run(tried())
     assert status == 500 and b"no memory" in raw and [type(one) for one in after] == [Cancel, Cancel]
+
+
+def test_a_stream_says_that_it_is_alive() -> None:
+    """Guards against proxies that cut a stream which waits, and comments in an answer that comes at once."""
+
+    async def tried(stream: bool) -> bytes:
+        desk = MadeUp(answers=False, ping=1e-9)
+        task = asyncio.create_task(asked(desk, AT, {"prompt": "ab", "stream": stream}))
+        while not desk.sent:
+            await asyncio.sleep(0.01)
+        desk._look()
+        await asyncio.sleep(0.05)
+        ending = Ending("length", 1, 1, None, (1, 1))
+        desk._take(Report(State(), [], {desk.sent[0].id: [([65], None)]}, [(desk.sent[0].id, ending)]))
+        return (await task)[2]
+
+    assert asyncio.run(tried(True)).startswith(b": ping\n\ndata: {") and b"ping" not in asyncio.run(tried(False))
 
 
 def test_guesses_are_told_under_vllms_names() -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_or_not import packing
 from test_graphs import taped
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel as Model
 
 from marsbench.compiled import graphs
 from marsbench.compiled.fixed import Steps
@@ -29,22 +29,32 @@ from marsbench.racing.position_law import PositionLaw, in_words, windows_by_rows
 from marsbench.serving import process
 from marsbench.serving.engine import BEHIND, Engine, bytes_per_slot
 from marsbench.serving.likelihood import Scorer
-from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Wishes
+from marsbench.serving.messages import Ending, Job, Likelihood, MethodName
 from marsbench.serving.process import slots_within, usual_dtype
 from marsbench.serving.settings import Settings
 
 EOS, PAD, MASK = 2, 0, 3
+Prompts = list[list[int]]
 METHODS: tuple[MethodName, ...] = ("ar", "mars", "mars-verified")
 
 
-def engine(model: PreTrainedModel, eos_id: int = EOS, windows: tuple[int, ...] = (), **settings: Any) -> Engine:
+@pytest.fixture(scope="module")
+def prompts(golden: dict[str, Any]) -> Prompts:
+    return list(golden["prompts"])
+
+
+@pytest.fixture(scope="module")
+def model(golden_models: dict[str, Model]) -> Model:
+    return golden_models["mars"]
+
+
+def engine(model: Model, eos_id: int = EOS, windows: tuple[int, ...] = (), **settings: Any) -> Engine:
     own = Settings("", threshold=0.5, **settings)
     return Engine(model, own, mask_id=MASK, eos_id=eos_id, pad_id=PAD, windows=windows)
 
 
 def job(number: int, prompt: list[int], limit: int = 12, method: MethodName = "ar", **more: Any) -> Job:
-    wishes = {name: more.pop(name) for name in ("threshold", "min_threshold", "window") if name in more}
-    return Job(prompt, limit, id=number, wishes=Wishes(method, **wishes), **more)
+    return Job(prompt, limit, id=number, method=method, **more)
 
 
 class Log:
@@ -92,12 +102,11 @@ class Log:
 )  # fmt: skip
 def test_room_is_never_exceeded_and_everybody_is_told(
     asked: list[tuple[int, int, MethodName, int]], rows: int, rooms: int, gone: dict[int, int],
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel],
+    prompts: Prompts, model: Model,
 ) -> None:  # fmt: skip
     """Guards against rows and memory beyond the limits, and requests that wait for ever or leave something behind."""
-    prompts = golden["prompts"]
     slots = rooms * -(-(max(map(len, prompts)) + 60 + BEHIND) // 64) * 64
-    log = Log(engine(golden_models["mars"], max_rows=rows, kv_slots=slots))
+    log = Log(engine(model, max_rows=rows, kv_slots=slots))
     for step in range(10):
         for number, (prompt, limit, method, at) in enumerate(asked):
             if at == step:
@@ -108,7 +117,7 @@ def test_room_is_never_exceeded_and_everybody_is_told(
         log.work()
         assert log.state.running <= rows and log.state.slots <= slots
         # The cache gives memory back when half of it is of no use.
-        assert log.engine._batch._place.bytes() <= 2 * slots * bytes_per_slot(golden_models["mars"])
+        assert log.engine._batch._place.bytes() <= 2 * slots * bytes_per_slot(model)
     log.run()
     assert sorted(log.ended) == list(range(len(asked)))
     log.work()
@@ -116,30 +125,26 @@ def test_room_is_never_exceeded_and_everybody_is_told(
     assert log.engine._batch._place.bytes() == 0
 
 
-def test_a_round_is_for_newcomers_or_for_those_in_flight_in_turn(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
-) -> None:
+def test_a_round_is_for_newcomers_or_for_those_in_flight_in_turn(prompts: Prompts, model: Model) -> None:
     """Guards against newcomers without end who keep those in flight from their next token."""
-    log = Log(engine(golden_models["mars"], max_rows=16))
-    log.engine.submit(job(0, golden["prompts"][0], 30, ignore_eos=True))
+    log = Log(engine(model, max_rows=16))
+    log.engine.submit(job(0, prompts[0], 30, ignore_eos=True))
     for number in range(1, 12):
-        log.engine.submit(job(number, golden["prompts"][0], 30, ignore_eos=True))
+        log.engine.submit(job(number, prompts[0], 30, ignore_eos=True))
         log.work()
     assert len(log.tokens[0]) >= 6 and len(log.tokens) >= 5
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_tokens_are_those_of_the_method(
-    method: MethodName, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
-) -> None:
+def test_tokens_are_those_of_the_method(method: MethodName, prompts: Prompts, model: Model) -> None:
     """Guards against a server that decodes otherwise than `marsbench decode`, and an ending that tells other counts."""
-    log, tau = Log(engine(golden_models["mars"])), None if method == "ar" else 0.3
-    for number, prompt in enumerate(golden["prompts"]):
+    log, tau = Log(engine(model)), None if method == "ar" else 0.3
+    for number, prompt in enumerate(prompts):
         log.engine.submit(job(number, prompt, 24, method, threshold=tau))
     log.run()
     chosen = build_method(method, Options(mask_id=MASK, layout="linear"))
     every = decode(
-        golden_models["mars"], chosen, [Request(prompt, 24, tau) for prompt in golden["prompts"]], eos_id=EOS,
+        model, chosen, [Request(prompt, 24, tau) for prompt in prompts], eos_id=EOS,
         pad_id=PAD,
     )  # fmt: skip
     for number, expected in enumerate(every):
@@ -159,12 +164,10 @@ def test_tokens_are_those_of_the_method(
     assert list(log.state.accepted) == [*at_least, *[0] * 12]
 
 
-def test_the_knob_is_for_those_who_fixed_none(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
-) -> None:
+def test_the_knob_is_for_those_who_fixed_none(prompts: Prompts, model: Model) -> None:
     """Guards against a knob that turns those who fixed theirs, or that those in flight do not feel at once."""
-    log = Log(engine(golden_models["mars"]))
-    prompt = golden["prompts"][0]
+    log = Log(engine(model))
+    prompt = prompts[0]
     log.engine.submit(job(0, prompt, 40, "mars", ignore_eos=True))
     log.engine.submit(job(1, prompt, 40, "mars", ignore_eos=True, threshold=0.99))
     for _ in range(4):
@@ -178,15 +181,15 @@ def test_the_knob_is_for_those_who_fixed_none(
 
 
 def test_a_request_that_cannot_be_run_harms_nobody(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+    prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against one request's lack of memory that ends the engine or leaves rows behind."""
-    log = Log(engine(golden_models["mars"]))
-    log.engine.submit(job(0, golden["prompts"][0]))
+    log = Log(engine(model))
+    log.engine.submit(job(0, prompts[0]))
     with monkeypatch.context() as patch:
         patch.setattr("marsbench.decoding.step.forward", out_of_memory)
         log.work()
-    log.engine.submit(job(1, golden["prompts"][1]))
+    log.engine.submit(job(1, prompts[1]))
     log.engine.submit(job(2, [10**6]))
     log.run()
     assert "out of memory" in log.ended[0].failure and "vocabulary" in log.ended[2].failure
@@ -194,16 +197,14 @@ def test_a_request_that_cannot_be_run_harms_nobody(
 
 
 @pytest.mark.parametrize("most", [3, 8192])
-def test_likelihoods_are_those_of_transformers(
-    most: int, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
-) -> None:
+def test_likelihoods_are_those_of_transformers(most: int, prompts: Prompts, model: Model) -> None:
     """Guards against log-probabilities that are one token off, or that change where a long prompt is cut."""
-    tokens = golden["prompts"][0] + golden["prompts"][1]
-    scorer = Scorer(golden_models["mars"], tokens[:5], 2, most)
+    tokens = prompts[0] + prompts[1]
+    scorer = Scorer(model, tokens[:5], 2, most)
     parts = [scorer.read(tokens[5:6]), scorer.read(tokens[6:])]
     found = Likelihood(*(list(chain.from_iterable(values)) for values in zip(*parts, strict=True)))
     with torch.inference_mode():
-        sure = golden_models["mars"](torch.tensor([tokens])).logits[0, :-1].float().log_softmax(-1)
+        sure = model(torch.tensor([tokens])).logits[0, :-1].float().log_softmax(-1)
     expected = sure.gather(1, torch.tensor(tokens[1:]).unsqueeze(1)).squeeze(1)[4:]
     assert found.tokens == tokens[5:] and len(found.best) == len(tokens) - 5
     torch.testing.assert_close(torch.tensor(found.chosen), expected, atol=1e-4, rtol=1e-4)
@@ -230,7 +231,7 @@ def test_a_gpu_serves_in_16_bits_unless_it_is_told() -> None:
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_steps_of_fixed_shape_serve_the_same_answers(
-    recorded: bool, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+    recorded: bool, prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a server whose steps wait for the host on a GPU, and graphs that answer otherwise, whoever joins,
     leaves or turns the knob meanwhile, and in whatever window.
@@ -243,13 +244,13 @@ def test_steps_of_fixed_shape_serve_the_same_answers(
     found = []
     for compiled in (False, True):
         with packing(False):
-            log = Log(engine(golden_models["mars"], max_rows=5, block_size=4, compile=compiled))
-            for number, prompt in enumerate(golden["prompts"][:7]):
+            log = Log(engine(model, max_rows=5, block_size=4, compile=compiled))
+            for number, prompt in enumerate(prompts[:7]):
                 method, window = METHODS[number % 3], (2, 3, 4, 4 if not compiled else 9)[number % 4]
-                wishes = {} if method == "ar" else {"window": window}
+                more = {} if method == "ar" else {"widest": window}
                 if number % 2:
-                    wishes["threshold"] = 0.3
-                log.engine.submit(job(number, prompt, 10 + 3 * number, method, **wishes))
+                    more["threshold"] = 0.3
+                log.engine.submit(job(number, prompt, 10 + 3 * number, method, **more))
             log.run()
         found.append(
             (log.tokens, {number: (one.finish, one.emitted, one.windows) for number, one in log.ended.items()})
@@ -259,7 +260,7 @@ def test_steps_of_fixed_shape_serve_the_same_answers(
 
 
 def test_what_a_server_needs_is_recorded_before_anybody_waits(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+    prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a server on a GPU whose steps are not graphs unless it is told, and first requests that wait until
     their step is recorded.
@@ -267,29 +268,29 @@ def test_what_a_server_needs_is_recorded_before_anybody_waits(
     monkeypatch.setattr(graphs, "records_on", lambda device: True)
     monkeypatch.setattr(graphs, "recorded", taped)
     with packing(False):
-        log = Log(engine(golden_models["mars"], max_rows=5, block_size=4, max_new_tokens=100))
-        log.engine.capture_ahead(Wishes("mars"))
+        log = Log(engine(model, max_rows=5, block_size=4, max_new_tokens=100))
+        log.engine.capture_ahead("mars")
         shapes = log.engine._shapes
         assert shapes is not None
         stands = [stand.shape for stand in shapes._recorded]
         assert sorted(shape.rows for shape in stands) == [1, 2, 4, 8] and {shape.length for shape in stands} == {128}
-        for number, prompt in enumerate(golden["prompts"][:5]):
+        for number, prompt in enumerate(prompts[:5]):
             log.engine.submit(job(number, prompt, 70, "mars"))
         log.run()
         assert len(log.ended) == 5 and len(shapes) == len(stands), "nothing is recorded while requests wait"
-    assert engine(golden_models["mars"], compile=False)._shapes is None
+    assert engine(model, compile=False)._shapes is None
 
 
-def test_a_knob_turns_rows_of_fixed_shape(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+def test_a_knob_turns_rows_of_fixed_shape(prompts: Prompts, model: Model) -> None:
     """Guards against a knob that recorded steps do not feel."""
     found = []
     for turned in (0.0, 1.0):
         steps = []
         batch = Batch(
-            golden_models["mars"], Mixed(MASK, widest=4), eos_id=-1, pad_id=PAD, on_finished=lambda *_: None,
+            model, Mixed(MASK, widest=4), eos_id=-1, pad_id=PAD, on_finished=lambda *_: None,
             on_tokens=lambda index, tokens, steps=steps: steps.append(len(tokens)), shapes=Steps(),
         )  # fmt: skip
-        batch.join({0: Request(golden["prompts"][0], 12, 1.0, window=4)})
+        batch.join({0: Request(prompts[0], 12, 1.0, window=4)})
         batch.turn({0: (turned, 4, False)})
         while len(batch):
             batch.step()
@@ -302,11 +303,10 @@ def out_of_memory(*_: object, **__: object) -> None:
 
 
 def test_lack_of_memory_in_a_step_costs_one_answer(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+    prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against an engine that ends for want of memory, with all its clients, or changes their answers."""
-    prompts = golden["prompts"]
-    log = Log(engine(golden_models["mars"]))
+    log = Log(engine(model))
     for number, limit in enumerate((20, 200, 20)):
         log.engine.submit(job(number, prompts[number], limit, "mars", ignore_eos=True))
     for _ in range(4):
@@ -317,14 +317,14 @@ def test_lack_of_memory_in_a_step_costs_one_answer(
     log.run()
     assert "out of memory" in log.ended[1].failure and not log.ended[0].failure and not log.ended[2].failure
     for number in (0, 2):
-        alone = Log(engine(golden_models["mars"]))
+        alone = Log(engine(model))
         alone.engine.submit(job(number, prompts[number], 20, "mars", ignore_eos=True))
         alone.run()
         assert alone.tokens[number] == log.tokens[number]
 
 
 def test_prompts_that_find_no_memory_together_come_one_by_one(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+    prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a short prompt that fails for want of memory because others happened to come with it."""
     joining = Batch.joining
@@ -335,9 +335,9 @@ def test_prompts_that_find_no_memory_together_come_one_by_one(
         yield from joining(batch, requests, most)
 
     def answered(count: int) -> Log:
-        log = Log(engine(golden_models["mars"]))
+        log = Log(engine(model))
         for number in range(count):
-            log.engine.submit(job(number, golden["prompts"][number]))
+            log.engine.submit(job(number, prompts[number]))
         log.run()
         return log
 
@@ -347,48 +347,46 @@ def test_prompts_that_find_no_memory_together_come_one_by_one(
         log = answered(4)
     assert "out of memory" in log.ended[1].failure and 1 not in log.tokens
     assert all(log.tokens[number] == usual.tokens[number] for number in (0, 2, 3))
-    assert log.started == usual.started == [0, 1, 2, 3] and not log.engine._apart
+    assert log.started == usual.started == [0, 1, 2, 3]
 
 
 def test_lack_of_memory_for_everything_ends_all_answers_and_nothing_else(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+    prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against rows that stay in a batch whose requests have been told that they are over."""
-    log = Log(engine(golden_models["mars"]))
+    log = Log(engine(model))
     for number in range(2):
-        log.engine.submit(job(number, golden["prompts"][number], ignore_eos=True))
+        log.engine.submit(job(number, prompts[number], ignore_eos=True))
     log.work()
     with monkeypatch.context() as patch:
         patch.setattr("marsbench.decoding.step.forward", out_of_memory)
         patch.setattr("marsbench.decoding.engine.Batch.leave", out_of_memory)
         log.work()
     assert all("out of memory" in log.ended[number].failure for number in range(2))
-    log.engine.submit(job(2, golden["prompts"][2]))
+    log.engine.submit(job(2, prompts[2]))
     log.run()
     assert log.tokens[2] and not log.ended[2].failure
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_lack_of_memory_for_log_probabilities_harms_nobody_else(
-    streamed: bool, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+    streamed: bool, prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a neighbour whom the batch keeps and the engine forgets, since one answer cannot be scored."""
-    log = Log(engine(golden_models["mars"]))
+    log = Log(engine(model))
     monkeypatch.setattr("marsbench.serving.likelihood.forward", out_of_memory)
-    log.engine.submit(job(0, golden["prompts"][0], 1, best=1, streamed=streamed))  # it ends with its prompt's forward
-    log.engine.submit(job(1, golden["prompts"][1], 8))
+    log.engine.submit(job(0, prompts[0], 1, best=1, streamed=streamed))  # it ends with its prompt's forward
+    log.engine.submit(job(1, prompts[1], 8))
     log.run()
     assert "log-prob" in log.ended[0].failure
     assert not log.ended[1].failure and log.tokens[1]
 
 
-def test_log_probabilities_come_with_their_tokens_or_at_the_end(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
-) -> None:
+def test_log_probabilities_come_with_their_tokens_or_at_the_end(prompts: Prompts, model: Model) -> None:
     """Guards against a stream's log-probabilities that differ from those that come at once."""
-    log = Log(engine(golden_models["mars"]))
+    log = Log(engine(model))
     for number, streamed in enumerate((False, True)):
-        log.engine.submit(job(number, golden["prompts"][0], 12, "mars", threshold=0.1, best=2, streamed=streamed))
+        log.engine.submit(job(number, prompts[0], 12, "mars", threshold=0.1, best=2, streamed=streamed))
     log.run()
     whole, parts = log.ended[0].likelihood, log.scored[1]
     assert whole is not None and log.ended[1].likelihood is None and len(parts) > 1
@@ -397,11 +395,9 @@ def test_log_probabilities_come_with_their_tokens_or_at_the_end(
     assert len(found.best) == len(whole.best)
 
 
-def test_what_streamed_log_probabilities_keep_is_counted(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
-) -> None:
+def test_what_streamed_log_probabilities_keep_is_counted(prompts: Prompts, model: Model) -> None:
     """Guards against a second cache, beside the batch's, that no limit knows of."""
-    model, prompt = golden_models["mars"], golden["prompts"][0]
+    prompt = prompts[0]
     for kept, together in ((512, 2), (500, 1), (64, 1)):  # whoever is alone comes in, at the worst to be told
         log = Log(engine(model, max_rows=8, kv_slots=kept))
         for number in range(3):
@@ -412,12 +408,10 @@ def test_what_streamed_log_probabilities_keep_is_counted(
         assert sorted(log.ended) == [0, 1, 2] and not any(one.failure for one in log.ended.values())
 
 
-def test_a_stopped_answer_is_scored_as_far_as_it_is_used(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
-) -> None:
+def test_a_stopped_answer_is_scored_as_far_as_it_is_used(prompts: Prompts, model: Model) -> None:
     """Guards against log-probabilities that vanish because a stop string is told like a client that has gone."""
-    log = Log(engine(golden_models["mars"]))
-    log.engine.submit(job(0, golden["prompts"][0], 40, best=0, ignore_eos=True))
+    log = Log(engine(model))
+    log.engine.submit(job(0, prompts[0], 40, best=0, ignore_eos=True))
     for _ in range(6):
         log.work()
     log.engine.cancel(0, used=3)
@@ -426,49 +420,45 @@ def test_a_stopped_answer_is_scored_as_far_as_it_is_used(
     assert log.ended[0].finish == "stop" and found is not None and found.tokens == log.tokens[0][:3]
 
 
-def test_an_eos_has_its_likelihood_too(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+def test_an_eos_has_its_likelihood_too(prompts: Prompts, model: Model) -> None:
     """Guards against a likelihood that misses its last token: clients cut the generated one off, an EOS or not."""
-    (first,) = decode(golden_models["mars"], build_method("ar", Options()), [Request(golden["prompts"][0], 1)],
+    (first,) = decode(model, build_method("ar", Options()), [Request(prompts[0], 1)],
                       eos_id=-1, pad_id=PAD)  # fmt: skip
-    log = Log(engine(golden_models["mars"], first.tokens[0]))
-    log.engine.submit(job(0, golden["prompts"][0], 1, best=0))
+    log = Log(engine(model, first.tokens[0]))
+    log.engine.submit(job(0, prompts[0], 1, best=0))
     log.run()
     found = log.ended[0].likelihood
     assert log.ended[0].finish == "eos" and found is not None
     assert found.tokens == [first.tokens[0]]
 
 
-def test_a_knob_turned_and_turned_back_reaches_who_joined_between(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
-) -> None:
+def test_a_knob_turned_and_turned_back_reaches_who_joined_between(prompts: Prompts, model: Model) -> None:
     """Guards against a newcomer who keeps a tau that counted only while its prompt was read."""
-    log = Log(engine(golden_models["mars"], max_rows=4))
+    log = Log(engine(model, max_rows=4))
     usual = log.engine.settings
     for number, settings_ in enumerate((usual, replace(usual, threshold=0.9))):
-        log.engine.submit(job(number, golden["prompts"][number], 40, "mars", threshold=None, ignore_eos=True))
+        log.engine.submit(job(number, prompts[number], 40, "mars", threshold=None, ignore_eos=True))
         log.engine.settings = settings_
         log.work()  # reads the prompt
         log.engine.settings = usual
         log.work()  # a step
     log.run()
     assert log.ended[1].thresholds == (0.5, 0.9)  # it was let in at .9, and is turned from the first step on
-    counted = Log(engine(golden_models["mars"], max_rows=4))
-    counted.engine.submit(job(1, golden["prompts"][1], 40, "mars", ignore_eos=True, threshold=0.5))
+    counted = Log(engine(model, max_rows=4))
+    counted.engine.submit(job(1, prompts[1], 40, "mars", ignore_eos=True, threshold=0.5))
     counted.run()
     assert log.ended[1].forwards <= counted.ended[1].forwards + 1
 
 
-def test_verified_answers_are_those_of_ar_whatever_windows_pay(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
-) -> None:
+def test_verified_answers_are_those_of_ar_whatever_windows_pay(prompts: Prompts, model: Model) -> None:
     """Guards against windows by rows that change a lossless answer, or that of `mars`, which has permitted nothing."""
-    prompts = golden["prompts"] * 2
-    log = Log(engine(golden_models["mars"], windows=(4, 3, 2, 1), max_rows=6))
+    prompts = [*prompts, *prompts]
+    log = Log(engine(model, windows=(4, 3, 2, 1), max_rows=6))
     for number, prompt in enumerate(prompts):
         log.engine.submit(job(number, prompt, 24, METHODS[number % 3], threshold=None))
         log.work()
     log.run()
-    alone = Log(engine(golden_models["mars"], max_rows=6))
+    alone = Log(engine(model, max_rows=6))
     for number, prompt in enumerate(prompts):
         alone.engine.submit(job(number, prompt, 24, "mars" if METHODS[number % 3] == "mars" else "ar", threshold=None))
     alone.run()
@@ -478,11 +468,9 @@ def test_verified_answers_are_those_of_ar_whatever_windows_pay(
     assert all(log.ended[number].lossless == (METHODS[number % 3] != "mars") for number in range(len(prompts)))
 
 
-def test_tau_is_lowered_while_requests_wait_where_that_is_permitted(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
-) -> None:
+def test_tau_is_lowered_while_requests_wait_where_that_is_permitted(prompts: Prompts, model: Model) -> None:
     """Guards against a tau that is lowered unasked, below what was permitted or for ever, and a usage that hides it."""
-    log, prompt = Log(engine(golden_models["mars"], windows=(4,), max_rows=4)), golden["prompts"][0]
+    log, prompt = Log(engine(model, windows=(4,), max_rows=4)), prompts[0]
     asked: list[tuple[MethodName, float | None, float | None]] = [
         ("mars", 0.9, 0.4), ("mars-verified", None, 0.6), ("mars", 0.9, None), ("mars-verified", None, None),
     ]  # fmt: skip
@@ -498,16 +486,16 @@ def test_tau_is_lowered_while_requests_wait_where_that_is_permitted(
 
 
 def test_a_long_prompt_comes_in_pieces_between_the_steps_of_others(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+    prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a prompt that stalls everybody, one read wrongly in pieces, and one that cannot be ended."""
     monkeypatch.setattr("marsbench.serving.engine._PIECE", 16)
-    long = [token for prompt in golden["prompts"] for token in prompt][:60]
-    alone = Log(engine(golden_models["mars"]))
+    long = [token for prompt in prompts for token in prompt][:60]
+    alone = Log(engine(model))
     alone.engine.submit(job(0, long))
     alone.run()
-    log = Log(engine(golden_models["mars"]))
-    log.engine.submit(job(1, golden["prompts"][0], 40, ignore_eos=True))
+    log = Log(engine(model))
+    log.engine.submit(job(1, prompts[0], 40, ignore_eos=True))
     log.work()
     log.work()
     for number in (2, 3):
@@ -525,11 +513,9 @@ def test_a_long_prompt_comes_in_pieces_between_the_steps_of_others(
     assert len(log.tokens[1]) == 40 and log.state.slots == 0
 
 
-def test_who_only_reads_on_is_told_of_several_forwards_at_once(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
-) -> None:
+def test_who_only_reads_on_is_told_of_several_forwards_at_once(prompts: Prompts, model: Model) -> None:
     """Guards against a message for every step, and tokens that are lost or reordered where there is none."""
-    own = engine(golden_models["mars"])
+    own = engine(model)
     heard: dict[int, list[int]] = {1: [], 2: []}
 
     def hear(whole: bool) -> set[int]:
@@ -538,19 +524,19 @@ def test_who_only_reads_on_is_told_of_several_forwards_at_once(
             heard[number] += [token for tokens, _ in pieces for token in tokens]
         return set(report.tokens)
 
-    own.submit(job(1, golden["prompts"][0], 9, ignore_eos=True))
+    own.submit(job(1, prompts[0], 9, ignore_eos=True))
     own.work()
     assert own.is_urgent and hear(False) == {1}
     own.work()
     assert not own.is_urgent and hear(False) == set()
-    own.submit(job(2, golden["prompts"][1], 2, ignore_eos=True))
+    own.submit(job(2, prompts[1], 2, ignore_eos=True))
     own.work()
     assert own.is_urgent and hear(False) == {2}
     own.work()
     assert own.is_urgent and hear(False) == {2}, "it has ended"
     assert hear(True) == {1} and [len(one) for one in heard.values()] == [3, 2]
-    alone = Log(engine(golden_models["mars"]))
-    alone.engine.submit(job(1, golden["prompts"][0], 3, ignore_eos=True))
+    alone = Log(engine(model))
+    alone.engine.submit(job(1, prompts[0], 3, ignore_eos=True))
     alone.run()
     assert alone.tokens[1] == heard[1]
 

@@ -14,8 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from marsbench.serving.answers import Choice, Completion
-from marsbench.serving.desk import Stream
-from marsbench.serving.messages import Job, Likelihood, Wishes
+from marsbench.serving.messages import Job, Likelihood
 from marsbench.serving.text import Stops, Vocabulary, Writer
 from marsbench.training.tokenizer import build_tokenizer
 
@@ -176,5 +175,5 @@ def worded(own: PreTrainedTokenizerFast, found: Likelihood) -> dict[str, Any]:
     """Log-probabilities as a completion words them."""
     completion = object.__new__(Completion)
     completion._is_chat, completion._answers = False, SimpleNamespace(vocabulary=Vocabulary(own))  # type: ignore[assignment]
-    stream = Stream(Job([5], 99, id=1, wishes=Wishes("ar")), asyncio.Event())
-    return completion._logprobs(Choice(0, stream, Writer(Vocabulary(own))), found, len(found.tokens))
+    choice = Choice(0, Writer(Vocabulary(own)), Job([5], 99, id=1, method="ar"), asyncio.Event())
+    return completion._logprobs(choice, found, len(found.tokens))

@@ -12,28 +12,27 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
 from itertools import chain, zip_longest
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from marsbench.decoding.generation import seed_of
 from marsbench.serving.desk import Desk, Stream
-from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Piece, Ready, Wishes
+from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Piece, Ready
 from marsbench.serving.text import Vocabulary, Writer
 from marsbench.serving.wire import ApiError, ChatRequest, CompletionRequest, dumps, event
 
 T = TypeVar("T")
 Body = dict[str, Any]
 AnyRequest = ChatRequest | CompletionRequest
+PING = b": ping\n\n"  # a comment, which clients pass over
 
 
-class Choice:
-    """One of the answers to a request, as far as it has come."""
-
-    def __init__(self, index: int, stream: Stream, writer: Writer) -> None:
-        self.index, self.stream, self.writer = index, stream, writer
+class Choice(Stream):
+    def __init__(self, index: int, writer: Writer, job: Job, news: asyncio.Event, *, whole: bool = False) -> None:
+        super().__init__(job, news, whole=whole)
+        self.index, self.writer = index, writer
         self.text = ""
         self.begun = False  # whether it has had a chunk
         self.offset, self._scored = 0, codecs.getincrementaldecoder("utf-8")("replace")
-        self.ending: Ending | None = None
 
     def passes(self, data: bytes) -> int:
         """Where the text of a token with these bytes begins, if it is the next one to be scored."""
@@ -42,19 +41,23 @@ class Choice:
         return offset
 
     @property
-    def prompt(self) -> int:
-        """Tokens of its prompt."""
-        return len(self.stream.job.prompt_ids)
-
-    @property
     def used(self) -> int:
         """Tokens that it took: up to the one that completed its stop string, or all, with an EOS."""
-        return self.writer.used if self.ending is None or self.writer.stopped else self.ending.emitted
+        return self.ending.emitted if isinstance(self.ending, Ending) and not self.writer.stopped else self.writer.used
 
     @property
     def finish(self) -> str:
         """OpenAI's word for what ended it."""
-        return "length" if self.ending and self.ending.finish == "length" and not self.writer.stopped else "stop"
+        is_cut = isinstance(self.ending, Ending) and self.ending.finish == "length" and not self.writer.stopped
+        return "length" if is_cut else "stop"
+
+
+class News(NamedTuple):
+    """What has come for a choice: pieces, or its end, or (neither) a sign that the server is alive."""
+
+    choice: Choice
+    pieces: list[Piece]
+    ended: bool
 
 
 class Answers:
@@ -77,12 +80,10 @@ class Answers:
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """The tokenizer's tokens, one by one."""
         return Vocabulary(self.ready.tokenizer)
 
     @functools.cached_property
     def _longest(self) -> int:
-        """Characters of the longest token."""
         return max(map(len, self.ready.tokenizer.get_vocab()))
 
     def _check_length(self, characters: int, param: str) -> None:
@@ -94,20 +95,17 @@ class Answers:
                 f"are {characters:,}", param, "context_length_exceeded",
             )  # fmt: skip
 
-    async def chat_ids(self, turns: list[dict[str, str]]) -> list[int]:
-        """A conversation by the checkpoint's chat template, up to where the assistant begins."""
+    async def _chat_ids(self, turns: list[dict[str, str]]) -> list[int]:
         template = functools.partial(
             self.ready.tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=True
         )
         self._check_length(sum(len(turn["content"]) for turn in turns), "messages")
         try:
-            found = await self.aside(template, turns)
+            return list((await self.aside(template, turns))["input_ids"])
         except Exception as error:  # whatever a template raises: it is a program that came with the checkpoint
             raise ApiError.wrong(f"the chat template refuses this conversation: {error}", "messages") from error
-        return list(found["input_ids"])
 
-    async def text_ids(self, text: str) -> list[int]:
-        """A text's tokens."""
+    async def _text_ids(self, text: str) -> list[int]:
         self._check_length(len(text), "prompt")
         return list((await self.aside(self.ready.tokenizer, text)).input_ids)
 
@@ -115,23 +113,25 @@ class Answers:
         """As many answers to each prompt as are asked for, sampled by one seed after the other."""
         arrived = time.perf_counter()
         if isinstance(body, ChatRequest):
-            prompts, limit = [await self.chat_ids(body.turns)], body.max_completion_tokens or body.max_tokens
+            prompts, limit, param = [await self._chat_ids(body.turns)], body.max_completion_tokens, "messages"
+            limit = limit or body.max_tokens
         else:
-            prompts = [await self.text_ids(part) if isinstance(part, str) else part for part in body.prompts]
-            limit = body.max_tokens
-        found = []
+            prompts = [await self._text_ids(part) if isinstance(part, str) else part for part in body.prompts]
+            limit, param = body.max_tokens, "prompt"
+        method, jobs = self._method(body), []
         for ids in prompts:
             seed = random.getrandbits(32) if body.seed is None else body.seed
-            most = self._limit(ids, limit, "messages" if isinstance(body, ChatRequest) else "prompt")
+            most = self._limit(ids, limit, param)
             for number in range(body.n or 1):
-                found.append(Job(
-                    ids, most, id=next(self.desk.numbers), wishes=self._wishes(body),
+                jobs.append(Job(
+                    ids, most, body.threshold, id=next(self.desk.numbers), method=method,
+                    min_threshold=body.min_threshold, widest=body.block_size,
                     temperature=self.settings.temperature if body.temperature is None else body.temperature,
                     seed=seed_of(seed, number), top_k=max(0, body.top_k or 0),
                     top_p=1.0 if body.top_p is None else body.top_p, min_p=body.min_p or 0.0,
                     ignore_eos=body.ignore_eos, best=body.best, streamed=bool(body.stream), arrived=arrived,
                 ))  # fmt: skip
-        return found
+        return jobs
 
     def _limit(self, ids: list[int], limit: int | None, param: str) -> int:
         """How many tokens may come; `ApiError` for a prompt that leaves no room, or is none."""
@@ -149,7 +149,8 @@ class Answers:
             )  # fmt: skip
         return wanted
 
-    def _wishes(self, body: AnyRequest) -> Wishes:
+    def _method(self, body: AnyRequest) -> MethodName:
+        """By which method a request is decoded; `ApiError` where the checkpoint cannot, or thresholds contradict."""
         usual: MethodName = "mars" if "mars" in self.ready.methods else "ar"
         method = body.method or self.settings.method or usual
         if method not in self.ready.methods:
@@ -157,7 +158,7 @@ class Answers:
         tau = body.threshold if method == "mars" and body.threshold is not None else 1.0
         if body.min_threshold is not None and body.min_threshold > tau:
             raise ApiError.wrong("'min_threshold' is above 'threshold'", "min_threshold")
-        return Wishes(method, body.threshold, body.min_threshold, body.block_size)
+        return method
 
 
 class Completion:
@@ -175,62 +176,64 @@ class Completion:
         }  # fmt: skip
         self._choices: list[Choice] = []
 
-    async def _news(self) -> AsyncGenerator[tuple[Choice, list[Piece]], None]:
+    async def _news(self) -> AsyncGenerator[News, None]:
         """What comes for each choice, the last of it with its ending; it counts as waiting before it is read."""
-        body, desk = self._body, self._answers.desk
+        body, desk, news = self._body, self._answers.desk, asyncio.Event()
         with ExitStack() as stack:
             with desk.let_in((body.n or 1) * (1 if isinstance(body, ChatRequest) else len(body.prompts))):
-                jobs = await self._answers.jobs(body)
                 whole = not body.stream and not self._stops  # else a text must be looked at as it comes
-                streams, news = stack.enter_context(desk.submitted(jobs, whole=whole))
-            self._choices = [
-                Choice(index, stream, Writer(self._answers.vocabulary, self._stops))
-                for index, stream in enumerate(streams)
-            ]
+                self._choices = [
+                    Choice(index, Writer(self._answers.vocabulary, self._stops), job, news, whole=whole)
+                    for index, job in enumerate(await self._answers.jobs(body))
+                ]
+                stack.enter_context(desk.submitted(self._choices))
             left = [*self._choices]
             while left:
                 await news.wait()
                 news.clear()
                 for choice in [*left]:
-                    ending, pieces = choice.stream.ending, choice.stream.take()
-                    if isinstance(ending, Ending):
+                    ending, is_quiet, pieces = choice.ending, choice.is_quiet, choice.take()
+                    ended = isinstance(ending, Ending)
+                    if ended:
                         left.remove(choice)
-                        choice.ending = ending
-                    if pieces or choice.ending is not None:
-                        yield choice, pieces
+                    if pieces or ended or is_quiet:
+                        yield News(choice, pieces, ended)
                     if isinstance(ending, ApiError):
                         raise ending
                     if choice.writer.stopped:
-                        desk.stop(choice.stream, choice.writer.used)
+                        desk.stop(choice, choice.writer.used)
 
     async def whole(self) -> bytes:
         """The body of an answer, when all of it is there."""
         async with aclosing(self._news()) as news:
-            async for choice, pieces in news:
+            async for choice, pieces, ended in news:
                 choice.text += choice.writer.write(_tokens(pieces))
-                if choice.ending is not None:
+                if ended:
                     choice.text += choice.writer.close()
         if self._body.best is None:
             return self._worded()
         return await self._answers.aside(self._worded)  # a text for every token takes its time
 
     def _worded(self) -> bytes:
-        found = []
-        for choice in self._choices:
-            scored = choice.ending and choice.ending.likelihood
+        choices = []
+        for choice, ending in self._ended():
+            scored = ending.likelihood
             said = self._logprobs(choice, scored, choice.writer.used) if scored else None
             kind: Body = {"message": {"role": "assistant", "content": choice.text}}
             kind = kind if self._is_chat else {"text": choice.text}
-            found.append({"index": choice.index, **kind, "logprobs": said, "finish_reason": choice.finish})
-        return dumps(self._head | {"choices": found} | self._costs()).encode()
+            choices.append({"index": choice.index, **kind, "logprobs": said, "finish_reason": choice.finish})
+        return dumps(self._head | {"choices": choices} | self._costs()).encode()
 
-    def _logprobs(self, choice: Choice, found: Likelihood, used: int) -> Body:
+    def _ended(self) -> list[tuple[Choice, Ending]]:
+        return [(choice, choice.ending) for choice in self._choices if isinstance(choice.ending, Ending)]
+
+    def _logprobs(self, choice: Choice, scored: Likelihood, used: int) -> Body:
         """Log-probabilities of an answer's next tokens as the API words them, as far as they are used.
 
         In plain completions, an EOS has its own too.
         """
         if self._is_chat or choice.writer.stopped:
-            found = found.part(used)
+            scored = scored.part(used)
         of_token = self._answers.vocabulary.token
         if self._is_chat:
 
@@ -240,36 +243,33 @@ class Completion:
             return {
                 "content": [
                     entry(token, value) | {"top_logprobs": [entry(*other) for other in best]}
-                    for token, value, best in zip(*found, strict=True)
+                    for token, value, best in zip(*scored, strict=True)
                 ]
             }
-        tokens = [of_token(token) for token in found.tokens]
+        by_text: list[dict[str, float]] = []
+        for place in scored.best:
+            by_text.append({})
+            for token, value in place:  # of several tokens with one text, the likeliest has it for its name
+                text = of_token(token).text
+                by_text[-1][f"token_id:{token}" if text in by_text[-1] else text] = value
+        tokens = [of_token(token) for token in scored.tokens]
         return {
-            "tokens": [token.text for token in tokens], "token_logprobs": found.chosen,
-            "top_logprobs": [self._by_text(place) for place in found.best],
+            "tokens": [token.text for token in tokens], "token_logprobs": scored.chosen, "top_logprobs": by_text,
             "text_offset": [choice.passes(b"" if token.is_special else token.bytes) for token in tokens],
         }  # fmt: skip
-
-    def _by_text(self, place: Sequence[tuple[int, float]]) -> dict[str, float]:
-        """The best tokens of a place by their text; of several with one text, the likeliest has it for its name."""
-        found: dict[str, float] = {}
-        for token, value in place:
-            text = self._answers.vocabulary.token(token).text
-            found[f"token_id:{token}" if text in found else text] = value
-        return found
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """A stream's events, to the last, those that come together in one piece."""
         self._head["object"] += ".chunk" if self._is_chat else ""
         async with aclosing(self._news()) as news:
-            async for choice, pieces in news:
-                found = [*self._chunks(choice, pieces)]
-                if choice.ending is not None:
+            async for choice, pieces, ended in news:
+                chunks = [*self._chunks(choice, pieces)]
+                if ended:
                     if rest := choice.writer.close():
-                        found.append(self._chunk(choice, rest))
-                    found.append(self._chunk(choice, "", finish=choice.finish))
-                if found:
-                    yield b"".join(map(event, found))
+                        chunks.append(self._chunk(choice, rest))
+                    chunks.append(self._chunk(choice, "", finish=choice.finish))
+                if chunks or not pieces:
+                    yield b"".join(map(event, chunks)) or PING
         costs = self._costs()
         yield (event(self._head | {"choices": []} | costs) if self._options.include_usage else b"") + event("[DONE]")
 
@@ -291,37 +291,38 @@ class Completion:
 
     def _chunk(self, choice: Choice, text: str, *, finish: str | None = None, logprobs: Body | None = None) -> Body:
         """A part of a streamed answer; the first of each choice names the role."""
-        found: Body = {"index": choice.index, "logprobs": logprobs, "finish_reason": finish}
+        part: Body = {"index": choice.index, "logprobs": logprobs, "finish_reason": finish}
         if not self._is_chat:
-            found["text"] = text
+            part["text"] = text
         else:
             role = {} if choice.begun else {"role": "assistant"}
-            found["delta"] = role | ({"content": text} if text or role else {})
+            part["delta"] = role | ({"content": text} if text or role else {})
         choice.begun = True
-        return self._head | {"choices": [found]} | ({"usage": None} if self._options.include_usage else {})
+        return self._head | {"choices": [part]} | ({"usage": None} if self._options.include_usage else {})
 
     def _costs(self) -> Body:
         """The usage of all choices together, and how drafts fared, under vLLM's names; the log gets its share."""
-        choices = self._choices
-        endings = [choice.ending for choice in choices if choice.ending is not None]
+        ended = self._ended()
         # Each prompt was read once.
-        read = sum({id(choice.stream.job.prompt_ids): choice.prompt for choice in choices}.values())
-        counts = {"prompt_tokens": read, "completion_tokens": sum(choice.used for choice in choices)}
-        self._entry |= counts | {"finish": [choice.finish for choice in choices]}
+        prompts = {id(choice.job.prompt_ids): len(choice.job.prompt_ids) for choice, _ in ended}
+        counts = {
+            "prompt_tokens": sum(prompts.values()), "completion_tokens": sum(choice.used for choice, _ in ended)
+        }  # fmt: skip
+        self._entry |= counts | {"finish": [choice.finish for choice, _ in ended]}
         of_each = [
             {
-                "method": choice.stream.job.wishes.method,
+                "method": choice.job.method,
                 "threshold": None if ending.thresholds is None else list(ending.thresholds),
                 "block_size": list(ending.windows), "lossless": ending.lossless, "forwards": ending.forwards,
                 "tokens_per_forward": round(choice.used / max(ending.forwards, 1), 4),
             }
-            for choice, ending in zip(choices, endings, strict=True)
+            for choice, ending in ended
         ]  # fmt: skip
         ours = {"total_tokens": sum(counts.values()), "marsbench": of_each[0] if len(of_each) == 1 else of_each}
-        found: Body = {"usage": counts | ours}
-        if drafted := sum(ending.drafted for ending in endings):
-            found["metrics"] = {"speculative_decoding": _acceptance(endings, drafted)}
-        return found
+        costs: Body = {"usage": counts | ours}
+        if drafted := sum(ending.drafted for _, ending in ended):
+            costs["metrics"] = {"speculative_decoding": _acceptance([ending for _, ending in ended], drafted)}
+        return costs
 
 
 def _acceptance(endings: Sequence[Ending], drafted: int) -> Body:

@@ -30,7 +30,6 @@ _BODIES = {
 
 
 def build(desk: Desk, say: Callable[[str], object] = print) -> Starlette:
-    """The application."""
     routes = Routes(desk)
     return Starlette(
         routes=[
@@ -53,17 +52,16 @@ def build(desk: Desk, say: Callable[[str], object] = print) -> Starlette:
 
 
 def _doors(settings: Settings) -> list[Middleware]:
-    """By which names the server may be called, and which pages may read its answers."""
     names = ["localhost", "127.0.0.1", "::1", "[::1]", settings.host, *settings.allowed_host]
     if not is_local(settings.host) and not settings.allowed_host:
         names = ["*"]
-    found = [Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)]
+    middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)]
     if settings.cors_origin:
-        found.append(Middleware(
+        middleware.append(Middleware(
             CORSMiddleware, allow_origins=settings.cors_origin, allow_methods=["GET", "POST", "PUT"],
             allow_headers=["*"], expose_headers=["X-Request-Id", "Retry-After"],
         ))  # fmt: skip
-    return found
+    return middleware
 
 
 async def _explained(_: Request, error: Exception) -> Response:
@@ -72,17 +70,15 @@ async def _explained(_: Request, error: Exception) -> Response:
         case ApiError():
             return answer(error)
         case HTTPException():
-            found = answer(ApiError(error.status_code, str(error.detail)))
-            found.headers.update(error.headers or {})
-            return found
+            response = answer(ApiError(error.status_code, str(error.detail)))
+            response.headers.update(error.headers or {})
+            return response
         case ClientDisconnect():
             return Response(status_code=499)  # the client is gone
     return answer(ApiError(500, "the server has made a mistake; its log has the traceback"))
 
 
 class Routes:
-    """What is asked of one server."""
-
     def __init__(self, desk: Desk) -> None:
         self._desk, self._answers, self._name = desk, Answers(desk), desk.settings.name
         self._made, self._page = int(time.time()), (Path(__file__).parent / "page.html").read_bytes()
@@ -98,13 +94,12 @@ class Routes:
     async def _answered(self, body: ChatRequest | CompletionRequest, request: Request) -> Response:
         self._check_model(body.model)
         body.check()
-        found = Completion(self._answers, body, request.scope["log"])
+        completion = Completion(self._answers, body, request.scope["log"])
         if body.stream:
-            return EventStream(found.events(), self._desk.settings.ping)
-        return Json(await until_gone(request.receive, found.whole()))
+            return EventStream(completion.events())
+        return Json(await until_gone(request.receive, completion.whole()))
 
     def _check_model(self, name: str | None) -> None:
-        """Refuse a name that is not our checkpoint's."""
         if name not in (None, self._name, self._desk.settings.checkpoint):
             raise ApiError(404, f"there is no model {name!r}; this server has {self._name!r}", param="model",
                            code="model_not_found")  # fmt: skip
@@ -139,8 +134,8 @@ class Routes:
         """The default knobs, and how the engine is doing."""
         desk = self._desk
         knobs = {name: getattr(desk.settings, name) for name in SpeedRequest.__struct_fields__}
-        found = knobs | {"methods": list(self._answers.ready.methods)}
-        return Json(found | {"state": desk.state._asdict() | {"queued": desk.queued}})
+        said = knobs | {"methods": list(self._answers.ready.methods)}
+        return Json(said | {"state": desk.state._asdict() | {"queued": desk.queued}})
 
     async def set_speed(self, request: Request) -> Response:
         """Turn the default knobs, for all who fixed none of their own, from the next forward on."""

@@ -1,4 +1,4 @@
-"""Where HTTP meets the engine: who may come in, whose tokens are whose, and what to do when the engine is gone.
+"""Where HTTP meets the engine: what is let in, which tokens are whose, and what to do when the engine is gone.
 
 Everything here runs on the event loop.
 """
@@ -10,12 +10,12 @@ import contextlib
 import itertools
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.serving.line import Line
+from marsbench.serving.channel import Channel
 from marsbench.serving.messages import Cancel, Ending, Job, Piece, Ready, Report, State
 from marsbench.serving.metrics import Metrics
 from marsbench.serving.process import run
@@ -24,7 +24,7 @@ from marsbench.serving.wire import ApiError
 
 _DEATHS = 4  # of engines in a row, none of which has answered a request: then no other is started
 _FIRST_WAIT_S = 1.0  # before the second start; then twice as long each time
-_LOOK_S = 0.25  # how often it is looked after who waits too long
+_LOOK_S = 0.25  # how often it is looked after what waits too long
 
 
 class Stream:
@@ -37,10 +37,11 @@ class Stream:
         self.ending: Ending | ApiError | None = None  # nothing more will come
         self.stopped = False  # whether it came to a stop string, which the engine knows nothing of
         self.last: float | None = None  # `time.perf_counter()` of the latest token
+        self.told, self.is_quiet = time.perf_counter(), False  # the latest news; whether they were of silence
 
     def put(self, pieces: list[Piece]) -> None:
-        """The tokens of some forwards."""
         self._pieces += pieces
+        self.told = time.perf_counter()
         if not self._whole:
             self._news.set()
 
@@ -49,9 +50,13 @@ class Stream:
         self.ending = self.ending or ending
         self._news.set()
 
+    def say_quiet(self) -> None:
+        self.told, self.is_quiet = time.perf_counter(), True
+        self._news.set()
+
     def take(self) -> list[Piece]:
         """What has come since the last time; before an ending is heeded, nothing must be left of it."""
-        pieces, self._pieces = self._pieces, []
+        pieces, self._pieces, self.is_quiet = self._pieces, [], False
         return pieces
 
 
@@ -74,7 +79,7 @@ class Desk:
         self._deaths = 0  # since an engine last answered
         self._heard = time.monotonic()  # when the engine last said something, or had nothing to say
         self._process: Any = None
-        self._line: Line | None = None
+        self._channel: Channel | None = None
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     # ---- the engine process ----
@@ -93,11 +98,10 @@ class Desk:
             self._died()
             return
         theirs.close()
-        self._line = Line(pipe, self._heed, self._lost)
+        self._channel = Channel(pipe, self._receive, self._lost)
         self._look()
 
     def close(self) -> None:
-        """End the engine process."""
         for timer in self._timers.values():
             timer.cancel()
         if self._process is not None and self._process.pid is not None:
@@ -105,8 +109,7 @@ class Desk:
             self._process.join(5)
         self._hang_up()
 
-    def _heed(self, message: Any) -> None:
-        """What the engine says."""
+    def _receive(self, message: Any) -> None:
         self._heard = time.monotonic()
         match message:
             case Report():
@@ -121,9 +124,9 @@ class Desk:
                 self._give_up(message)
 
     def _hang_up(self) -> None:
-        if self._line is not None:
-            self._line.close()
-        self._line = None
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = None
 
     def _lost(self) -> None:
         """The engine is gone: tell every client, and start another unless that has not helped before."""
@@ -157,34 +160,28 @@ class Desk:
         self.over.set()
 
     def _look(self) -> None:
-        """End an engine that has work and says nothing, and requests that take too long."""
+        """End an engine that has work and says nothing, and requests that take too long; tell readers of silence."""
         if timer := self._timers.get("look"):
             timer.cancel()
         self._timers["look"] = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
         waiting = [stream for stream in self._streams.values() if stream.ending is None]
-        if not (waiting if self.ready else self._is_stopped()):
+        if not (waiting and self.ready):  # one that loads says nothing, however long that takes
             self._heard = time.monotonic()
         elif time.monotonic() - self._heard > self.settings.hang_timeout:
             self._say(f"the engine process has said nothing for {self.settings.hang_timeout:g} seconds; it is ended")
             self._heard = time.monotonic()
             self._process.kill()
+        now = time.perf_counter()
         for stream in waiting:
-            if time.perf_counter() - stream.job.arrived > self.settings.deadline:
+            if now - stream.job.arrived > self.settings.deadline:
                 self._send(Cancel(stream.job.id))
                 stream.end(ApiError(504, f"no answer within {self.settings.deadline:g} seconds", code="deadline"))
+            elif self.settings.ping and now - stream.told > self.settings.ping:
+                stream.say_quiet()
 
-    def _is_stopped(self) -> bool:
-        """Whether the process was stopped by a signal: one that loads says nothing, however long that takes."""
-        import psutil
-
-        with contextlib.suppress(psutil.Error):
-            return bool(psutil.Process(self._process.pid).status() == psutil.STATUS_STOPPED)
-        return False
-
-    # ---- who may come in ----
+    # ---- what is let in ----
 
     def check_open(self) -> None:
-        """Raise `ApiError` where no request is taken."""
         if self.draining:
             raise ApiError.not_ready("the server is shutting down")
         if self.ready is None:
@@ -195,21 +192,18 @@ class Desk:
         """Requests that wait, in the engine's queue or on their way to it."""
         return self._outside + len(self._queued)
 
-    def _check_room(self, count: int) -> None:
-        """Raise `ApiError` where so many more may not wait."""
-        self.check_open()
-        if self.queued + count > self.settings.max_queue:
-            self.metrics.counted["marsbench:requests_rejected"] += count
-            raise ApiError.too_many(f"{self.queued} requests wait already, of {self.settings.max_queue} at most")
-
     @contextlib.contextmanager
     def let_in(self, count: int = 1) -> Iterator[None]:
         """Count requests as waiting while they are read; `ApiError` 429 where the queue has no room."""
-        if count > self.settings.max_queue:
-            self.check_open()
-            what = f"{count} answers are asked for at once, of {self.settings.max_queue} at most"
-            raise ApiError.wrong(what, "prompt")
-        self._check_room(count)
+        self.check_open()
+        most = self.settings.max_queue
+        if count > most:
+            raise ApiError.wrong(f"{count} answers are asked for at once, of {most} at most", "prompt")
+        if self.queued + count > most:
+            self.metrics.counted["marsbench:requests_rejected"] += count
+            raise ApiError(
+                429, f"{self.queued} requests wait already, of {most} at most", code="queue_full", retry_after=1
+            )
         self._outside += count
         try:
             yield
@@ -217,22 +211,16 @@ class Desk:
             self._outside -= count
 
     @contextlib.contextmanager
-    def submitted(self, jobs: list[Job], *, whole: bool = False) -> Iterator[tuple[list[Stream], asyncio.Event]]:
-        """Hand jobs to the engine for the time of a `with` block; whatever has not ended by then is cancelled.
-
-        The event is set whenever there is something new for any of them; where answers are wanted `whole`, that is
-        their endings.
-        """
+    def submitted(self, streams: Sequence[Stream]) -> Iterator[None]:
+        """Hand jobs to the engine for the time of a `with` block; whatever has not ended by then is cancelled."""
         self.check_open()
-        news = asyncio.Event()
-        streams = [Stream(job, news, whole=whole) for job in jobs]
         for stream in streams:
             self._streams[stream.job.id] = stream
             self._queued.add(stream.job.id)
             self.metrics.counted["vllm:prompt_tokens"] += len(stream.job.prompt_ids)
             self._send(stream.job)
         try:
-            yield streams, news
+            yield
         finally:
             for stream in streams:
                 if stream.ending is None:
@@ -252,11 +240,10 @@ class Desk:
         self._send(self.settings)
 
     def _send(self, message: Any) -> None:
-        if self._line is not None:
-            self._line.send(message)
+        if self._channel is not None:
+            self._channel.send(message)
 
     def _take(self, report: Report) -> None:
-        """Bring what forwards brought to their requests."""
         now = time.perf_counter()
         self.state = report.state
         self.metrics.take(report.state)

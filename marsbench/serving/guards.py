@@ -50,8 +50,6 @@ async def _gone(receive: Receive) -> None:
 
 
 class Json(Response):
-    """A body in JSON, in ASCII."""
-
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
@@ -59,58 +57,39 @@ class Json(Response):
 
 
 def answer(error: ApiError) -> Json:
-    """An error as a response."""
     return Json(error.envelope, status_code=error.status, headers=error.headers)
 
 
 class EventStream(StreamingResponse):
     """Server-sent events, written as they come.
 
-    Nothing goes out before the first event: until then, an error still has a status of its own. After `ping_s` seconds
-    without an event a comment says that the stream is alive, whose status is then 200 too.
+    Nothing goes out before the first event: until then, an error still has a status of its own.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], ping_s: float) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._events, self._ping_s = events, ping_s
-        self._begun, self._wrote_at, self._writing = False, time.monotonic(), asyncio.Lock()
+        self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        pings = asyncio.ensure_future(self._ping(send))
-        try:
-            await until_gone(receive, self._write_all(send))
-        except ClientDisconnect:
-            return  # an answer that is not complete: the connection is closed
-        finally:
-            pings.cancel()
+        with suppress(ClientDisconnect):  # an answer that is not complete: the connection is closed
+            await until_gone(receive, self._write(send))
 
-    async def _write_all(self, send: Send) -> None:
+    async def _write(self, send: Send) -> None:
+        begun = False
         async with aclosing(self._events) as events:
             try:
                 async for body in events:
-                    await self._write(send, body)
+                    if not begun:
+                        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                    begun = True
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
             except ApiError as error:
-                if not self._begun:
+                if not begun:
                     raise
-                await self._write(send, event(error.envelope))
-        async with self._writing:  # no ping comes behind the end
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _write(self, send: Send, body: bytes) -> None:
-        async with self._writing:
-            if not self._begun:
-                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                self._begun = True
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-        self._wrote_at = time.monotonic()
-
-    async def _ping(self, send: Send) -> None:
-        while self._ping_s:
-            await asyncio.sleep(max(0.0, self._wrote_at + self._ping_s - time.monotonic()))
-            if time.monotonic() >= self._wrote_at + self._ping_s:
-                await self._write(send, b": ping\n\n")
+                await send({"type": "http.response.body", "body": event(error.envelope), "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 class RequestLog(RotatingFileHandler):
@@ -121,11 +100,9 @@ class RequestLog(RotatingFileHandler):
         self._say, self._is_broken = say, False
 
     def write(self, entry: dict[str, Any]) -> None:
-        """Add a line."""
         self.handle(logging.makeLogRecord({"msg": json.dumps(entry)}))
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say once that the file cannot be written."""
         if not self._is_broken:
             self._is_broken = True
             with suppress(OSError):  # where it is said may be full too
@@ -142,7 +119,6 @@ class Gate:
         self._log = RequestLog(settings.request_log, say) if settings.request_log else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -214,7 +190,6 @@ class Gate:
             raise ApiError(401, "a valid API key is missing: Authorization: Bearer KEY", code="invalid_api_key")
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        """The whole body."""
         most, read_s = self._settings.max_body, self._settings.read_timeout
         too_large = ApiError(413, f"the body has more than {most:,} bytes", code="body_too_large")
         announced = headers.get("content-length", "0")
@@ -230,11 +205,6 @@ class Gate:
                 return bytes(body)
         except TimeoutError as error:
             raise ApiError(408, f"the body did not come within {read_s:g} seconds", code="timeout") from error
-
-
-def is_open_to_all(settings: Settings) -> bool:
-    """Whether other machines may use the server without a key."""
-    return not (settings.api_key or is_local(settings.host))
 
 
 def is_local(host: str) -> bool:

@@ -33,18 +33,18 @@ class Scorer:
     @torch.inference_mode()
     def read(self, tokens: Sequence[int]) -> Likelihood:
         """Log-probabilities of tokens given all that came before them, and of the best at each of these places."""
-        found = Likelihood(list(tokens), [], [])
+        scored = Likelihood(list(tokens), [], [])
         for ids, answer in self._forwards(tokens):
             for first in range(0, len(ids), _TOGETHER):
                 part = ids[first : first + _TOGETHER]
                 after = _log_probabilities(answer, slice(first, first + len(part)))
                 sure = torch.cat([self._next, after[:-1]])
                 self._next = after[-1:]
-                found.chosen.extend(sure.gather(1, part.unsqueeze(1)).squeeze(1).tolist())
+                scored.chosen.extend(sure.gather(1, part.unsqueeze(1)).squeeze(1).tolist())
                 values, indices = sure.topk(min(self._best, sure.shape[-1]), dim=-1)
                 pairs = zip(indices.tolist(), values.tolist(), strict=True)
-                found.best.extend(list(zip(*place, strict=True)) for place in pairs)
-        return found
+                scored.best.extend(list(zip(*place, strict=True)) for place in pairs)
+        return scored
 
     def _forwards(self, tokens: Sequence[int]) -> Iterator[tuple[Tensor, Answer]]:
         """Token ids [M] as many as go together, and what the model says to them."""

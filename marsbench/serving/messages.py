@@ -23,27 +23,19 @@ class Knob(NamedTuple):
     verified: bool = False  # whether guesses are checked before they count
 
 
-@dataclass(frozen=True)
-class Wishes:
-    """How a request is to be decoded; None is whatever the server does at the time.
+@dataclass(frozen=True, kw_only=True)
+class Job(Request):
+    """A request as the engine takes it, which turns its knobs; None is whatever the server does at the time.
 
     A request that names its `threshold` keeps it. Only `min_threshold` permits a server with a table of windows to
     narrow the window of `mars`, and to decode at that tau while requests wait: `mars-verified` too, whose drafts then
     count unchecked.
     """
 
-    method: MethodName
-    threshold: float | None = None
-    min_threshold: float | None = None
-    window: int | None = None  # the widest
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job(Request):
-    """A request as the engine takes it, which turns its knobs."""
-
     id: int
-    wishes: Wishes
+    method: MethodName
+    min_threshold: float | None = None
+    widest: int | None = None  # window
     best: int | None = None  # log-probabilities of its tokens are wanted, and of so many of the best at each place
     streamed: bool = False  # whether they are wanted as the tokens come
     arrived: float = 0.0  # by the server's clock
@@ -65,7 +57,6 @@ class Likelihood(NamedTuple):
     best: list[list[tuple[int, float]]]  # at each place, the most probable tokens and their log-probabilities
 
     def part(self, count: int) -> Likelihood:
-        """Those of the first tokens."""
         return Likelihood(self.tokens[:count], self.chosen[:count], self.best[:count])
 
 
@@ -87,8 +78,6 @@ class Ending:
 
 
 class State(NamedTuple):
-    """The engine after a forward."""
-
     running: int = 0
     waiting: int = 0
     slots: int = 0  # of the KV cache, reserved
@@ -108,8 +97,6 @@ Piece = tuple[list[int], Likelihood | None]
 
 @dataclass(frozen=True)
 class Report:
-    """What the latest forwards brought."""
-
     state: State
     started: list[int] = field(default_factory=list)
     tokens: dict[int, list[Piece]] = field(default_factory=dict)  # request -> what each forward brought it
@@ -118,8 +105,6 @@ class Report:
 
 @dataclass(frozen=True)
 class Ready:
-    """The engine has its checkpoint, and this is what it is."""
-
     tokenizer: Any
     context: int  # tokens of prompt and answer at most
     vocabulary: int

@@ -34,8 +34,6 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """The numbers of one server."""
-
     def __init__(self, model: str) -> None:
         self._model, self._last = model, State()
         self.slots = 1  # of the KV cache
@@ -73,16 +71,13 @@ class Metrics:
         self._last = state
 
     def lost(self) -> None:
-        """The engine is gone, and all that it held."""
         self._last = State()
         self.counted["marsbench:engine_restarts"] += 1
 
     def page(self) -> bytes:
-        """The exposition format."""
         return generate_latest(self)
 
     def collect(self) -> Iterator[Metric]:
-        """All of them, as `prometheus_client` asks for them."""
         state, own = self._last, [self._model]
         now = (state.running, state.waiting, state.slots / self.slots, self._tau, state.window, self._per_forward)
         for (name, words), value in zip(_GAUGES.items(), now, strict=True):

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.serving.messages import WIDEST, Cancel, Job, MethodName, Ready, Wishes
+from marsbench.serving.messages import WIDEST, Cancel, Job, MethodName, Ready
 from marsbench.serving.settings import Settings
 
 _PAUSE_S = 0.005  # between two messages to those who only read on
@@ -72,7 +72,7 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
         windows = windows_by_rows(law, settings.max_rows, WIDEST, (settings.acceptance,))
         Reporter().say(f"windows that pay here: {in_words(windows)}")
     engine = Engine(loaded.model, settings, mask_id=mask_id, eos_id=eos_id, pad_id=pad_id, windows=windows)
-    engine.capture_ahead(Wishes(settings.method or methods[:2][-1]))
+    engine.capture_ahead(settings.method or methods[:2][-1])
     gc.collect()
     gc.freeze()  # what is there to stay need not be looked through between two steps
     vocabulary = vocabulary_of(loaded.model)
@@ -109,7 +109,6 @@ def slots_within(settings: Settings, of_one: int, free: int) -> tuple[int, str]:
 
 
 def _free_bytes(device: Any) -> int:
-    """Memory that may still be taken on a device."""
     import psutil
     import torch
 

@@ -14,7 +14,7 @@ import uvicorn
 from marsbench.errors import UserError
 from marsbench.serving.app import build
 from marsbench.serving.desk import Desk
-from marsbench.serving.guards import is_open_to_all
+from marsbench.serving.guards import is_local
 from marsbench.serving.settings import Settings
 
 _WAITING = 2048  # connections that the system keeps for us
@@ -32,14 +32,14 @@ def listen(host: str, port: int) -> socket.socket:
     """A socket bound to an address; port 0 is any that is free. `UserError` where it cannot be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, protocol)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
     except OSError as error:
         raise UserError(
             f"cannot listen: {error.strerror}", where=f"{host}:{port}", fix="give another --host or --port"
         ) from error
-    return found
+    return listening
 
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
@@ -77,7 +77,7 @@ async def _serve(settings: Settings, own: socket.socket, say: Callable[[str], No
         own.listen(_WAITING)  # from now on no connection is refused
         serving = asyncio.create_task(server.serve(sockets=[own]))
         shown, number = own.getsockname()[:2]
-        if is_open_to_all(settings):
+        if not settings.api_key and not is_local(settings.host):
             say("warning: all who reach this address may use the server: see --api-key")
         say(f"serving {settings.name} on http://{f'[{shown}]' if ':' in shown else shown}:{number}")
         over = asyncio.create_task(desk.over.wait())

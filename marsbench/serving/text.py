@@ -26,8 +26,6 @@ class Token(NamedTuple):
 
 
 class Vocabulary:
-    """The tokens of a tokenizer, one by one."""
-
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._special = {*tokenizer.all_special_ids}
@@ -51,22 +49,6 @@ class Vocabulary:
         if re.fullmatch("<0x[0-9A-F]{2}>", name):
             return bytes([int(name[3:5], 16)])
         return bytes(self._letters[letter] for letter in name) if self._letters.keys() >= {*name} else text.encode()
-
-
-class Detokenizer:
-    """The text of a growing row of tokens; a character that is not whole yet is kept back."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary, self._decoder = vocabulary, codecs.getincrementaldecoder("utf-8")("replace")
-
-    def write(self, tokens: Sequence[int]) -> str:
-        """What these tokens add to the text."""
-        every = map(self._vocabulary.token, tokens)
-        return self._decoder.decode(b"".join(token.bytes for token in every if not token.is_special))
-
-    def close(self) -> str:
-        """What was kept back, when no more tokens come."""
-        return self._decoder.decode(b"", final=True)
 
 
 class Stops:
@@ -93,7 +75,6 @@ class Stops:
         return sent
 
     def close(self) -> str:
-        """What was kept back, when no more text comes."""
         return "" if self.found else self._held
 
 
@@ -101,13 +82,13 @@ class Writer:
     """Tokens to text, cut at stop strings; `used` counts the tokens that went into it."""
 
     def __init__(self, vocabulary: Vocabulary, stops: Sequence[str] = ()) -> None:
-        self._detokenizer, self._stops = Detokenizer(vocabulary), Stops(stops)
+        self._vocabulary, self._stops = vocabulary, Stops(stops)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # keeps back what is no whole character yet
         self._one_by_one = bool(stops)  # which token completes a stop string can then be told
         self.used = 0
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has come."""
         return self._stops.found
 
     def write(self, tokens: Sequence[int]) -> str:
@@ -117,9 +98,10 @@ class Writer:
             if self.stopped:
                 break
             self.used += len(portion)
-            sent += self._stops.write(self._detokenizer.write(portion))
+            known = map(self._vocabulary.token, portion)
+            data = b"".join(token.bytes for token in known if not token.is_special)
+            sent += self._stops.write(self._decoder.decode(data))
         return sent
 
     def close(self) -> str:
-        """What was kept back, when no more tokens come."""
-        return self._stops.write(self._detokenizer.close()) + self._stops.close()
+        return self._stops.write(self._decoder.decode(b"", final=True)) + self._stops.close()

@@ -28,16 +28,14 @@ class ApiError(Exception):
 
     @property
     def envelope(self) -> dict[str, Any]:
-        """The body."""
         kinds = {401: "authentication_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def headers(self) -> dict[str, str]:
-        """What goes with it."""
-        found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        return found | ({"WWW-Authenticate": 'Basic realm="marsbench"'} if self.status == 401 else {})
+        headers = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return headers | ({"WWW-Authenticate": 'Basic realm="marsbench"'} if self.status == 401 else {})
 
     @classmethod
     def wrong(cls, message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -48,11 +46,6 @@ class ApiError(Exception):
     def not_ready(cls, why: str) -> ApiError:
         """No request can be served at the moment."""
         return cls(503, why, code="unavailable", retry_after=1)
-
-    @classmethod
-    def too_many(cls, why: str) -> ApiError:
-        """No more requests can be served at the moment."""
-        return cls(429, why, code="queue_full", retry_after=1)
 
 
 T = TypeVar("T", bound=Struct)
@@ -97,8 +90,8 @@ def read(body: bytes | Raw, kind: type[T], where: str = "") -> T:
             _check_asks_nothing(name, fields[name], where)
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        found = re.search(r"(?:field `|`\$\.?)(\w*)", str(error))
-        place, what = where or (found and found[1]) or None, str(error).removesuffix(f" - at `$.{found and found[1]}`")
+        match = re.search(r"(?:field `|`\$\.?)(\w*)", str(error))
+        place, what = where or (match and match[1]) or None, str(error).removesuffix(f" - at `$.{match and match[1]}`")
         raise ApiError.wrong(f"{place or 'the body'}: {what}", place) from error
     except (ValueError, RecursionError) as error:
         raise ApiError.wrong(f"the body is no JSON that can be read: {error}", where or None) from error
@@ -127,8 +120,6 @@ class StreamOptions(Struct):
 
 
 class _Decoding(Struct, kw_only=True):
-    """What both kinds of completion take."""
-
     model: str | None = None
     stream: bool | None = False
     stream_options: Raw | UnsetType = UNSET
@@ -148,19 +139,16 @@ class _Decoding(Struct, kw_only=True):
 
     @property
     def stops(self) -> list[str]:
-        """The stop strings."""
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or [])
 
     @property
     def options(self) -> StreamOptions:
-        """What a stream is to hold besides."""
         raw = self.stream_options
         if isinstance(raw, UnsetType) or bytes(raw) == b"null":
             return StreamOptions()
         return read(raw, StreamOptions, "stream_options")
 
     def check(self) -> None:
-        """Raise `ApiError` for what contradicts itself."""
         if "" in self.stops:
             raise ApiError.wrong("a stop string is empty", "stop")
         if self.method == "ar" and (self.threshold is not None or self.min_threshold is not None):
@@ -192,8 +180,6 @@ class CompletionRequest(_Decoding, kw_only=True):
 
 
 class TextPart(Struct):
-    """A part of a message."""
-
     type: Literal["text"]
     text: str
 
@@ -226,7 +212,6 @@ class ChatRequest(_Decoding, kw_only=True):
         return [_turn(read(raw, Message, "messages")) for raw in self.messages]
 
     def check(self) -> None:
-        """Raise `ApiError` for what contradicts itself."""
         super().check()
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError.wrong("'top_logprobs' goes with 'logprobs'", "top_logprobs")
@@ -256,5 +241,4 @@ def dumps(body: Any) -> str:
 
 
 def event(body: Any) -> bytes:
-    """A server-sent event."""
     return f"data: {body if isinstance(body, str) else dumps(body)}\n\n".encode("ascii")
