@@ -74,12 +74,12 @@ def check_packages() -> Iterator[Check]:
         wants = needed.marker.evaluate if needed.marker else bool
         extra = next((extra for extra in ("", "eval", "real", "report") if wants({"extra": extra})), None)
         if extra is not None:
-            found, wanted = "not installed", f"{needed.name}{needed.specifier}"
+            version, wanted = "not installed", f"{needed.name}{needed.specifier}"
             with suppress(metadata.PackageNotFoundError):
-                found = metadata.version(needed.name)
-            fits = found != "not installed" and needed.specifier.contains(found, prereleases=True)
+                version = metadata.version(needed.name)
+            fits = version != "not installed" and needed.specifier.contains(version, prereleases=True)
             fix = f"pip install 'marsbench[{extra}]'" if extra else f"pip install '{wanted}'"
-            yield Check(needed.name, "ok" if fits else "warn" if extra else "fail", f"{found}, needed {wanted}", fix)
+            yield Check(needed.name, "ok" if fits else "warn" if extra else "fail", f"{version}, needed {wanted}", fix)
 
 
 def check_device(scale: str, memory_gib: float) -> Iterator[Check]:
@@ -99,8 +99,7 @@ def check_device(scale: str, memory_gib: float) -> Iterator[Check]:
         free, slow = [torch.cuda.mem_get_info(index)[0] for index in gpus], False
         device = f"CUDA: {', '.join(map(torch.cuda.get_device_name, gpus))}; marsbench gpu-check says whether it is fit"
     else:
-        on_mps = torch.backends.mps.is_available()
-        device, slow = "MPS (Apple silicon)" if on_mps else f"CPU, {os.cpu_count()} cores", slow and not on_mps
+        device = f"CPU, {os.cpu_count()} cores"
         reason, fix = why_not_native(), "install g++ or clang++: decoding on a CPU is slower without"
         yield Check("native code", "warn" if reason else "ok", reason or in_words(), fix)
     finding = f"{device}: far too slow for {scale}" if slow else device
@@ -112,13 +111,13 @@ def check_device(scale: str, memory_gib: float) -> Iterator[Check]:
 
 def check_idle() -> Iterator[Check]:
     """Whether other processes compute here, on the CPU or on a GPU; takes half a second."""
-    fix = "stop them before a race: it would time the scheduler"
-    busy = warning(others_cores())
-    yield Check("idle", "warn" if busy else "ok", busy or "no other process is at work", fix)
+    busy = [warning(others_cores())]
     for index, gpu in enumerate(gpus_now()):
-        finding = f"GPU {index} is at work {gpu['busy_percent']} % of the time, with {gpu['others']} other processes"
-        at_work = isinstance(gpu["busy_percent"], float) and gpu["busy_percent"] > 10
-        yield Check(f"idle: GPU {index}", "warn" if gpu["others"] or at_work else "ok", finding, fix)
+        if gpu["others"] or (isinstance(gpu["busy_percent"], float) and gpu["busy_percent"] > 10):
+            busy.append(f"GPU {index} is at work {gpu['busy_percent']} % of the time, with {gpu['others']} others")
+    said = "; ".join(filter(None, busy))
+    fix = "stop them before a race: it would time the scheduler"
+    yield Check("idle", "warn" if said else "ok", said or "no other process is at work", fix)
 
 
 def check_output(output: Path, needed_gib: float) -> Check:
@@ -160,9 +159,9 @@ def check_data(scale: str, data_dir: Path | None) -> Check:
     return Check("data", "warn" if lacks else "ok", f"{data_dir}{' lacks ' if lacks else ''}{', '.join(lacks)}", fix)
 
 
-def findings_table(found: list[Check]) -> Table:
+def findings_table(findings: list[Check]) -> Table:
     table = Table("check", "", "finding", box=None)
-    for check in found:
+    for check in findings:
         mend = f"\n[bold]fix:[/bold] {escape(check.fix)}" if check.ok != "ok" else ""
         table.add_row(check.name, f"[{COLOURS[check.ok]}]{check.ok}", escape(check.finding) + mend)
     return table
