@@ -37,8 +37,6 @@ _SAME = ("torch", "transformers", "lm_eval")  # packages that keys of checkpoint
 
 @dataclass(frozen=True)
 class _Node:
-    """A machine of the cluster, as Ray describes it."""
-
     id: str
     host: str
     cpus: int
@@ -52,10 +50,11 @@ class _Node:
             if node["Alive"] and (held := node["Resources"]).get("CPU")
         ]
 
+    def only(self) -> NodeAffinitySchedulingStrategy:
+        return NodeAffinitySchedulingStrategy(self.id, soft=False)
+
 
 class Cluster(Executor):
-    """The nodes of a Ray cluster."""
-
     tries = 5
 
     def __init__(self, address: str, logs: Path) -> None:
@@ -99,8 +98,7 @@ class Cluster(Executor):
             if node is None:
                 return False
             self._places[task.name] = node
-            options = {"num_cpus": node.cpus, "num_gpus": node.gpus}
-            strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
+            options, strategy = {"num_cpus": node.cpus, "num_gpus": node.gpus}, node.only()
         carry = (_PERFORM_ONCE if options["num_gpus"] else _PERFORM).options(
             name=task.name, scheduling_strategy=strategy, max_retries=0, **options
         )
@@ -114,14 +112,11 @@ class Cluster(Executor):
         none.
         """
         nodes, taken = _Node.alive(), {node.host for node in self._places.values()}
-        hosts = Counter(node.host for node in nodes)
-        others = any(not task.alone for task in self._running.values())
+        if not all(task.alone for task in self._running.values()):
+            hosts = Counter(node.host for node in nodes)
+            taken |= {host for host, count in hosts.items() if count > 1}
+        fit = [node for node in nodes if node.host not in taken and (node.gpus or not self.gpus)]
         here = socket.gethostname()
-        fit = [
-            node
-            for node in nodes
-            if node.host not in taken and not (others and hosts[node.host] > 1) and (node.gpus or not self.gpus)
-        ]
         return min(fit, key=lambda node: (node.host == here, -node.gpus, node.id), default=None)
 
     def ended(self) -> list[tuple[Task, Ended | None]]:
@@ -136,6 +131,7 @@ class Cluster(Executor):
         self._places.pop(task.name, None)
         try:
             end: Ended = ray.get(ref)
+            return end
         except RayError as error:
             # What its work raises is written down where it is done: this is what came before.
             log = log_of(self.logs, task.name)
@@ -145,7 +141,6 @@ class Cluster(Executor):
                 return None
             what = f"{task.title} could not begin: {str(error).strip().splitlines()[-1]}"
             return ended_by(task, UserError(what, where=str(log), fix="mend what the log says on all nodes"))
-        return end
 
     def close(self) -> None:
         for ref in self._running:
@@ -174,49 +169,41 @@ _PERFORM, _PERFORM_ONCE = ray.remote(_perform), ray.remote(max_calls=1)(_perform
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def _complaint(file: Path, runs: Sequence[str]) -> str:
-    """What keeps this node from work: that it does not see a file of the shared folder, or would run something else."""
-    other = [theirs for theirs in _what_runs() if theirs not in runs]
-    return ("" if file.exists() else "it does not see the folder") or (f"it has {', '.join(other)}" if other else "")
+def _seen(file: Path) -> tuple[bool, tuple[str, ...]]:
+    """Whether a node sees a file of the shared folder, and what runs there."""
+    return file.exists(), _what_runs()
 
 
 def _what_runs() -> tuple[str, ...]:
     """Versions of all that numbers depend on; ours is told by its source, which may be a checkout's."""
     source = b"\0".join(file.read_bytes() for file in sorted(PACKAGE.rglob("*.py")))
-    found = [f"Python {platform.python_version()}", f"marsbench {hashlib.sha256(source).hexdigest()[:16]}"]
+    versions = [f"Python {platform.python_version()}", f"marsbench {hashlib.sha256(source).hexdigest()[:16]}"]
     for package in _SAME:
         with suppress(metadata.PackageNotFoundError):
-            found.append(f"{package} {metadata.version(package)}")
-    return tuple(found)
+            versions.append(f"{package} {metadata.version(package)}")
+    return tuple(versions)
 
 
 def _check(nodes: Sequence[_Node], folder: Path) -> None:
     """`UserError` with the nodes that do not see a folder of ours, or would make other numbers, and why."""
-    file = write_atomically(folder / f"token-{uuid4().hex}", b"")
-    try:
-        asked = [
-            _complaint.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(
-                file, _what_runs()
-            )
-            for node in nodes
-        ]
-        found = [f"{node.host}: {why}" for node, each in zip(nodes, asked, strict=True) if (why := _answer(each))]
-    finally:
-        file.unlink(missing_ok=True)
-    if found:
+    file, complaints = write_atomically(folder / f"token-{uuid4().hex}", b""), list[str]()
+    ours = _what_runs()
+    asked = [_seen.options(scheduling_strategy=node.only()).remote(file) for node in nodes]
+    for node, answer in zip(nodes, asked, strict=True):
+        try:
+            sees_it, runs = ray.get(answer, timeout=_ANSWER_S)
+            other = ", ".join(theirs for theirs in runs if theirs not in ours)
+            complaint = (f"it has {other}" if other else "") if sees_it else "it does not see the folder"
+        except TaskUnschedulableError:  # it has left the cluster meanwhile
+            continue
+        except RayError as error:  # one that does not answer in time among them
+            complaint = str(error).strip().splitlines()[-1]
+        complaints += [f"{node.host}: {complaint}"] if complaint else []
+    file.unlink(missing_ok=True)
+    if complaints:
         raise UserError(
-            f"{len(found)} of {len(nodes)} nodes cannot work for this one: {'; '.join(found)}",
+            f"{len(complaints)} of {len(nodes)} nodes cannot work for this one: {'; '.join(complaints)}",
             where=str(folder),
             fix="choose an --output folder that all nodes see under this name, and install the same on all; "
             "see docs/clusters.md",
         )
-
-
-def _answer(asked: Any) -> str:
-    """Why a node cannot take part, empty if it can, or has left the cluster meanwhile."""
-    try:
-        return str(ray.get(asked, timeout=_ANSWER_S))
-    except TaskUnschedulableError:
-        return ""
-    except RayError as error:  # one that does not answer in time among them
-        return str(error).strip().splitlines()[-1]
