@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
@@ -72,6 +72,29 @@ def at_most(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
         if outer:  # a limit around this one
             signal.setitimer(signal.ITIMER_REAL, max(1e-3, outer - (time.monotonic() - began)), 1)
+
+
+class Tried(NamedTuple):
+    """How work within a limit has ended."""
+
+    status: Literal["done", "timeout", "failed"]
+    reason: str
+    seconds: float
+    value: Any
+
+
+def tried(work: Callable[[], Any], limit_s: float) -> Tried:
+    """Do something for so long at most; whatever fails keeps nothing else from running."""
+    reason, value, began = "", None, time.perf_counter()
+    status: Literal["done", "timeout", "failed"] = "done"
+    try:
+        with at_most(limit_s):
+            value = work()
+    except TimeoutError as error:
+        status, reason = "timeout", str(error)
+    except Exception as error:  # a driver's, a compiler's, a lack of memory
+        status, reason = "failed", f"{type(error).__name__}: {error}"[:300]
+    return Tried(status, reason, round(time.perf_counter() - began, 3), value)
 
 
 class Found(NamedTuple):
@@ -177,7 +200,9 @@ class Bench:
             watch = Stopwatch()
             done = decode(model, method, requests, eos_id=2, pad_id=0, batch_size=rows, meter=watch, kind=kind)
         steps = [after - before for before, after in zip(watch.stamps, watch.stamps[1:], strict=False)]
-        return Timed(steps, done, length, sum(one.emitted - 1 for one in done) / (watch.stamps[-1] - watch.stamps[0]))
+        return Timed(
+            steps, done, length, sum(answer.emitted - 1 for answer in done) / (watch.stamps[-1] - watch.stamps[0])
+        )
 
     def peak_bytes(self) -> int | None:
         """The most that the device has held since `forget_peak`; None on a CPU."""

@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -24,7 +23,7 @@ from marsbench.decoding.engine import Batch, KindOfBatch
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError, unknown_name
 from marsbench.files import write_atomically
-from marsbench.gpu_check.bench import BLOCK_SIZE, Bench, Found, at_most
+from marsbench.gpu_check.bench import BLOCK_SIZE, Bench, Found, tried
 from marsbench.gpu_check.page import ROWS, checks_of, verdict, write_gpu_page
 from marsbench.keys import content_hash
 from marsbench.methods import METHODS
@@ -56,7 +55,7 @@ def methods_agree(bench: Bench) -> Found:
         facts[name] = {"asked": len(mine), "as on the CPU": _same(mine, theirs)}
         if info.lossless:
             facts[name]["as ar"] = _same(mine, ar[: len(mine)])
-    return Found(all(len({*found.values()}) == 1 for found in facts.values()), facts)
+    return Found(all(len({*counts.values()}) == 1 for counts in facts.values()), facts)
 
 
 def graphs_agree(bench: Bench) -> Found:
@@ -160,8 +159,8 @@ def steps_near_the_floor(bench: Bench) -> Found:
     kinds: dict[str, KindOfBatch] = {"eager": Batch, "captured": bench.captured()}
     for rows, name in product((1,) if bench.quick else (1, 16), ("ar", "mars", "mars-verified")):
         for said, kind in kinds.items():
-            found = bench.timed(model, name, rows=rows, kind=kind)
-            facts[f"{name}, {rows} at once, {said}, s"] = median(found.steps)
+            timed = bench.timed(model, name, rows=rows, kind=kind)
+            facts[f"{name}, {rows} at once, {said}, s"] = median(timed.steps)
     faster = facts["ar, 1 at once, captured, s"] < facts["ar, 1 at once, eager, s"]
     return Found(faster if bench.on_gpu else None, facts)  # on a CPU nothing is captured
 
@@ -199,12 +198,12 @@ def decoding_fits(bench: Bench) -> Found:
     for size in sizes:
         bench.forget_peak()
         model = bench.random_model(size, bench.half)
-        found = bench.timed(model, "mars", rows=1 if bench.quick else 16, kind=Batch)
+        timed = bench.timed(model, "mars", rows=1 if bench.quick else 16, kind=Batch)
         facts[size] = {
             "weights, bytes": sum(parameter.nbytes for parameter in model.parameters()),
             "peak, bytes": bench.peak_bytes(),
-            "step, s": median(found.steps),
-            "tokens": sum(generation.emitted for generation in found.done),
+            "step, s": median(timed.steps),
+            "tokens": sum(generation.emitted for generation in timed.done),
         }
         del model
     return Found(all(said["tokens"] for said in facts.values()), facts)
@@ -235,7 +234,7 @@ def _backward(bench: Bench, model: Any, ids: Tensor) -> Tensor:
 
 
 def _same(first: list[list[int]], second: list[list[int]]) -> int:
-    return sum(one == two for one, two in zip(first, second, strict=True))
+    return sum(a == b for a, b in zip(first, second, strict=True))
 
 
 def _agree(bench: Bench, loaded: Any, kind: KindOfBatch, name: str = "ar", **ids: Any) -> int:
@@ -266,20 +265,16 @@ def run_checks(
     called = torch.cuda.get_device_name(device) if bench.on_gpu else "CPU"
     for name in names or CHECKS:
         key = content_hash({"kind": CheckRow.kind, "check": name, "device": called, "quick": quick})
-        row = CheckRow(key, "failed", "", bench.size, name, called, quick, provenance=provenance(seed=0))
-        began = time.perf_counter()
+        origin = provenance(seed=0)
         with console.status("") as status:
             bench.say = partial(_shown, console, status, name)
             bench.say((CHECKS[name].__doc__ or "").partition("\n")[0])
-            try:
-                with at_most(_LIMIT_S):
-                    found = CHECKS[name](bench)
-                row = replace(row, status="done", holds=found.holds, facts=found.facts)
-            except TimeoutError as error:
-                row = replace(row, status="timeout", reason=str(error))
-            except Exception as error:  # a driver's, a compiler's, a lack of memory: the others still run
-                row = replace(row, reason=f"{type(error).__name__}: {error}"[:300])
-        row = replace(row, seconds=round(time.perf_counter() - began, 3))
+            end = tried(partial(CHECKS[name], bench), _LIMIT_S)
+        holds, facts = end.value or Found(None, {})
+        row = CheckRow(
+            key, end.status, end.reason, bench.size, name, called, quick, holds=holds, facts=facts,
+            seconds=end.seconds, provenance=origin,
+        )  # fmt: skip
         console.print(f"{name}: {verdict(row)} ({row.seconds:.1f} s)", highlight=False)
         made.append(row)
         if output is not None:

@@ -41,12 +41,14 @@ and the baselines do not: a ratio over a slow baseline says little about tokens 
 
 def checks_of(root: Path) -> list[CheckRow]:
     """All rows of checks that there are; none where no GPU was checked."""
-    return [row for row in _rows(root / ROWS) if isinstance(row, CheckRow)]
+    file = root / ROWS
+    return [row for row in (read_rows(file) if file.exists() else []) if isinstance(row, CheckRow)]
 
 
 def steps_of(root: Path) -> list[MethodStepRow]:
     """All rows of timed steps that there are."""
-    return [row for row in _rows(root / STEPS) if isinstance(row, MethodStepRow)]
+    file = root / STEPS
+    return [row for row in (read_rows(file) if file.exists() else []) if isinstance(row, MethodStepRow)]
 
 
 def write_gpu_page(root: Path) -> list[Path]:
@@ -110,13 +112,18 @@ class Steps:
     def seconds(self, batch: int, method: str = "ar", options: Mapping[str, Any] | None = None) -> float | None:
         """Seconds of a captured step; None where it was not timed."""
         wanted = batch, method, dict(options or {}), True
-        found = [row.seconds for row in self.rows if _place(row) == wanted]
-        return found[0] if found else None
+        places = ((row.batch_size, row.method, dict(row.options), row.captured) for row in self.rows)
+        return next((row.seconds for row, place in zip(self.rows, places, strict=True) if place == wanted), None)
 
     def cost(self, batch: int, line: str) -> float | None:
         """A step of a line in steps of `ar`."""
         own, ar = self.seconds(batch, *_LINES[line]), self.seconds(batch)
         return own / ar if own and ar else None
+
+    @property
+    def costs(self) -> dict[int, float]:
+        """A step of MARS with B = 4 in steps of `ar`, by batch size."""
+        return {batch: cost for batch in self.batch_sizes if (cost := self.cost(batch, "MARS, B = 4"))}
 
     def table(self) -> str:
         lines = []
@@ -133,12 +140,11 @@ class Steps:
         """The published tokens per forward pass of every benchmark over what a step costs."""
         emitted = _emitted(self.size)
         heads = {**BENCHMARKS, "average": "average of six"}
-        costs = {batch: cost for batch in self.batch_sizes if (cost := self.cost(batch, "MARS, B = 4"))}
         lines = [
-            [head, f"{emitted[name]:.2f}", *[f"{emitted[name] / cost:.2f}" for cost in costs.values()]]
+            [head, f"{emitted[name]:.2f}", *[f"{emitted[name] / cost:.2f}" for cost in self.costs.values()]]
             for name, head in heads.items()
         ]
-        return table(["", "published tokens/forward", *[f"{batch} rows" for batch in costs]], lines)
+        return table(["", "published tokens/forward", *[f"{batch} rows" for batch in self.costs]], lines)
 
     def carried(self) -> str:
         """Tokens per second of all rows with acceptance carried over; empty where none was."""
@@ -153,30 +159,24 @@ class Steps:
     def break_even(self) -> tuple[int, int] | None:
         """The batch sizes between which a step of MARS comes to cost what the paper's mean of tokens per forward is."""
         emitted = _emitted(self.size)["average"]
-        costs = {batch: cost for batch in self.batch_sizes if (cost := self.cost(batch, "MARS, B = 4"))}
-        below = [batch for batch, cost in costs.items() if cost < emitted]
-        above = [batch for batch, cost in costs.items() if cost >= emitted]
+        below = [batch for batch, cost in self.costs.items() if cost < emitted]
+        above = [batch for batch, cost in self.costs.items() if cost >= emitted]
         return (max(below), min(above)) if below and above else None
 
 
 def _emitted(size: str) -> dict[str, float]:
     """Benchmark -> published tokens per forward pass at tau = .95."""
-    found = published("4", scale=size, metric="tokens_per_forward", block_size=_WINDOW, threshold=_SURE)
-    return {str(row.benchmark): row.value for row in found}
-
-
-def _place(row: MethodStepRow) -> tuple[int, str, dict[str, Any], bool]:
-    return row.batch_size, row.method, dict(row.options), row.captured
+    rows = published("4", scale=size, metric="tokens_per_forward", block_size=_WINDOW, threshold=_SURE)
+    return {str(row.benchmark): row.value for row in rows}
 
 
 def _said(shapes: Mapping[str, Steps]) -> Iterator[str]:
     """The page in a few lines."""
     for size, shape in shapes.items():
-        costs = {batch: cost for batch in shape.batch_sizes if (cost := shape.cost(batch, "MARS, B = 4"))}
-        shown = ", ".join(f"{cost:.2f}" for cost in costs.values())
+        shown = ", ".join(f"{cost:.2f}" for cost in shape.costs.values())
         yield (
             f"- At the shape of {_SIZES[size]} a step of MARS with B = 4 takes {shown} times as long as a step of `ar` "
-            f"at {', '.join(map(str, costs))} rows."
+            f"at {', '.join(map(str, shape.costs))} rows."
         )
         emitted, limits = _emitted(size)["average"], shape.break_even()
         until = f"until between {limits[0]} and {limits[1]} rows" if limits else "at all of these"
@@ -202,14 +202,8 @@ def _beside_the_paper(shape: Steps) -> str:
             lines.append(
                 [str(batch), f"{theirs.value:,.0f}", f"{best:.2f}", f"{batch / ar:,.0f}", f"{on_gsm8k / cost:.2f}"]
             )
-    head = [
-        "rows",
-        "paper: AR, tokens/s",
-        "paper: MARS over its AR",
-        "ours: `ar`, tokens/s",
-        "reckoned: MARS over `ar`",
-    ]
-    return table(head, lines)
+    head = "rows|paper: AR, tokens/s|paper: MARS over its AR|ours: `ar`, tokens/s|reckoned: MARS over `ar`"
+    return table(head.split("|"), lines)
 
 
 # ---- what the checks found ----
@@ -224,12 +218,12 @@ def _checked(device: str, rows: Sequence[CheckRow]) -> Iterator[str]:
     yield f"## Checks on one {device}"
     yield "`marsbench gpu-check`, and the speed of training. Models have random weights or are tiny."
     yield table(["check", "verdict", "took", ""], lines, text=(0, 1, 3))
-    yield "\n".join(f"- {row.check}: {'; '.join(_in_words(row.facts))}." for row in of_device if _shown(row))
-
-
-def _shown(row: CheckRow) -> bool:
-    """Whether the facts behind a check are worth a line: those of steps stand above."""
-    return bool(row.facts) and row.check not in ("steps-near-the-floor", "attention-in-place")
+    shown_above = ("steps-near-the-floor", "attention-in-place")
+    yield "\n".join(
+        f"- {row.check}: {'; '.join(_in_words(row.facts))}."
+        for row in of_device
+        if row.facts and row.check not in shown_above
+    )
 
 
 def verdict(row: CheckRow) -> str:
@@ -253,16 +247,11 @@ def _in_words(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def _commands(rows: Sequence[Row]) -> str:
     """By which commands the rows were made."""
-    found = dict.fromkeys(str(row.provenance["command"]) for row in rows if "command" in row.provenance)
-    return "; ".join(found) or "marsbench gpu-check"
-
-
-def _rows(file: Path) -> list[Row]:
-    return read_rows(file) if file.exists() else []
+    commands = dict.fromkeys(str(row.provenance["command"]) for row in rows if "command" in row.provenance)
+    return "; ".join(commands) or "marsbench gpu-check"
 
 
 def reckoned(root: Path, size: str, benchmark: str = "gsm8k") -> dict[int, float] | None:
     """Rows -> speed of MARS over `ar`, reckoned with the paper's tokens per forward pass; None without steps."""
     shape = Steps([row for row in steps_of(root) if row.scale == size])
-    costs = {batch: cost for batch in shape.batch_sizes if (cost := shape.cost(batch, "MARS, B = 4"))}
-    return {batch: _emitted(size)[benchmark] / cost for batch, cost in costs.items()} or None
+    return {batch: _emitted(size)[benchmark] / cost for batch, cost in shape.costs.items()} or None

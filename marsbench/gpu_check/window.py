@@ -24,7 +24,7 @@ from rich.console import Console
 
 from marsbench.decoding.engine import Batch
 from marsbench.files import write_atomically
-from marsbench.gpu_check.bench import Bench, at_most
+from marsbench.gpu_check.bench import Bench, tried
 from marsbench.gpu_check.checks import run_checks
 from marsbench.gpu_check.page import STEPS, steps_of, write_gpu_page
 from marsbench.json_lines import Log
@@ -93,50 +93,45 @@ class Ended:
 def run_window(window: Window, minutes: float) -> list[Ended]:
     """Do what is left of a window in the time given; how each of its stages has ended."""
     log: Log[Ended] = Log(window.work / "stages.jsonl", Ended, what="a stage of a window", mend="remove the file")
-    done, found = {one.stage for one in log.records() if one.status == "done"}, list[Ended]()
+    done, endings = {ended.stage for ended in log.records() if ended.status == "done"}, list[Ended]()
     deadline = time.monotonic() + 60 * minutes
     for stage in stages(window):
         if stage.name in done:
             continue
-        began, status, reason = time.monotonic(), "done", ""
-        limit = min(stage.limit_s, deadline - began)
+        limit = min(stage.limit_s, deadline - time.monotonic())
         window.console.print(f"{stage.name}: at most {max(0.0, limit):.0f} s", highlight=False)
-        try:
-            if stage.of_real_model and window.base is None:
-                status, reason = "skipped", "the real model's weights are not there: marsbench fetch smollm2-135m"
-            elif deadline - began < 1:
-                status, reason = "skipped", "no time is left"
-            else:
-                with at_most(limit):
-                    stage.run(window)
-        except TimeoutError as error:
-            status, reason = "timeout", str(error)
-        except Exception as error:  # whatever it is, the others still run
-            status, reason = "failed", f"{type(error).__name__}: {error}"[:300]
-        ended = Ended(stage.name, status, reason, round(time.monotonic() - began, 1))
+        if stage.of_real_model and window.base is None:
+            ended = Ended(stage.name, "skipped", "the real model is not there: marsbench fetch smollm2-135m", 0.0)
+        elif deadline - time.monotonic() < 1:
+            ended = Ended(stage.name, "skipped", "no time is left", 0.0)
+        else:
+            ended = Ended(stage.name, *tried(partial(stage.run, window), limit)[:3])
         log.append(asdict(ended))
-        found.append(ended)
-        window.console.print(f"{stage.name}: {status} {reason} ({ended.seconds:.0f} s)", highlight=False)
+        endings.append(ended)
+        window.console.print(f"{stage.name}: {ended.status} {ended.reason} ({ended.seconds:.0f} s)", highlight=False)
         write_gpu_page(window.output)
-    return found
+    return endings
 
 
 def stages(window: Window) -> list[Stage]:
     """All stages, in order of worth."""
     sizes = ("small",) if window.tiny else ("7b", "0.5b")
+
+    def train(stage: str, limit_s: float) -> Stage:
+        return Stage(stage, limit_s, partial(_train, stage=stage), True)
+
+    def answers(stage: str) -> Stage:
+        return Stage(f"answers of {stage}", 60, partial(_score, stage=stage), True)
+
     return [
         Stage("right", 90, partial(_checks, names=_RIGHT[:1] if window.tiny else _RIGHT)),
         *[Stage(f"steps {size}", 110, partial(time_steps, size=size)) for size in sizes],
         Stage("fits", 60, partial(_checks, names=_FITS[2:] if window.tiny else _FITS)),
-        Stage("asked", 30, _ask, True),
-        Stage("answered", 90, _answer, True),
-        Stage("base_gated_network", 120, partial(_train, stage="base_gated_network"), True),
-        Stage("mars", 180, partial(_train, stage="mars"), True),  # AR SFT before it
-        Stage("answers of mars", 60, partial(_score, stage="mars"), True),
-        Stage("answers of ar_sft", 60, partial(_score, stage="ar_sft"), True),
-        Stage("mars_paper_alignment", 110, partial(_train, stage="mars_paper_alignment"), True),
-        Stage("answers of mars_paper_alignment", 60, partial(_score, stage="mars_paper_alignment"), True),
-    ]
+        Stage("asked", 30, lambda window: _distill(window, "--limit", "64"), True),
+        Stage("answered", 90, _distill, True),
+        train("base_gated_network", 120), train("mars", 180),  # AR SFT before it
+        answers("mars"), answers("ar_sft"), train("mars_paper_alignment", 110), answers("mars_paper_alignment"),
+    ]  # fmt: skip
 
 
 def _checks(window: Window, names: Sequence[str]) -> None:
@@ -154,7 +149,7 @@ def time_steps(window: Window, size: str) -> None:
     bench = Bench(window.device, quick=window.tiny)
     bench.say = lambda text: window.console.print(f"  {size}: {text}", highlight=False)
     model = bench.random_model(size, bench.half)
-    weights, reading = sum(one.nbytes for one in model.parameters()), read_per_second(window.device)
+    weights, reading = sum(weight.nbytes for weight in model.parameters()), read_per_second(window.device)
     published = carried_of({"published": "average", "scale": "7b" if size == "small" else size}, 3)
     captured = bench.captured()
     plans: list[tuple[int, str, dict[str, Any], bool, Carried | None]]
@@ -164,14 +159,14 @@ def time_steps(window: Window, size: str) -> None:
         (rows, "mars", carried, True, published) for rows in dict.fromkeys(plan[0] for plan in plans)
     ]
     for rows, name, options, is_captured, acceptance in [*plans, (1, "ar", {}, False, None)]:
-        found = bench.timed(
+        timed = bench.timed(
             model, name, rows=rows, kind=captured if is_captured else Batch, options=options, carried=acceptance
         )
         said = options if acceptance is None else {**options, "acceptance": f"carried over from {acceptance.source}"}
         row = MethodStepRow(
-            "", "done", "", size, name, said, window.called, rows, is_captured, found.context, len(found.steps),
-            median(found.steps), weights, reading, str(bench.half).removeprefix("torch."),
-            tokens_per_second=found.tokens_per_second, provenance=provenance(seed=0),
+            "", "done", "", size, name, said, window.called, rows, is_captured, timed.context, len(timed.steps),
+            median(timed.steps), weights, reading, str(bench.half).removeprefix("torch."),
+            tokens_per_second=timed.tokens_per_second, provenance=provenance(seed=0),
         )  # fmt: skip
         _keep(window.output, row)
 
@@ -179,7 +174,7 @@ def time_steps(window: Window, size: str) -> None:
 def _keep(output: Path, row: MethodStepRow) -> None:
     """Write a row, in place of an older one of its line, shape and card."""
     row = replace(row, key=content_hash(_place(row)))
-    others = [one for one in steps_of(output) if _place(one) != _place(row)]
+    others = [other for other in steps_of(output) if _place(other) != _place(row)]
     write_atomically(output / STEPS, rows_text([*others, row]).encode())
 
 
@@ -197,29 +192,19 @@ def _command(*typed: str) -> str:
     return done.stdout.strip().rpartition("\n")[2]
 
 
-def _ask(window: Window) -> None:
-    """Prompts, a try of few answers with them."""
-    if window.tiny:  # a model of the world asks nothing
-        texts = [
-            f'{{"prompt": "Tom has {number} apples. He eats one. How many are left?"}}\n' for number in range(2, 18)
-        ]
-        write_atomically(window.work / "chats.jsonl.prompts", "".join(texts).encode())
-        return
-    _distill(window, "--limit", "64")
-
-
-def _answer(window: Window) -> None:
-    _distill(window)
-
-
 def _distill(window: Window, *more: str) -> None:
-    prompts = window.work / "chats.jsonl.prompts"
-    asked = ["--prompts", str(prompts)] if window.tiny else ["--self-asked", "12000"]
+    """Have the model ask itself, and answer; a model of the world asks nothing, and is given prompts."""
+    chats = window.work / "chats.jsonl"
+    asked, rows, kind, longest = ["--self-asked", "12000"], "512", "bfloat16", "256"
+    if window.tiny:
+        prompts = chats.with_name("chats.jsonl.prompts")
+        texts = [f'{{"prompt": "Tom has {number} apples. He eats one. How many?"}}\n' for number in range(2, 18)]
+        write_atomically(prompts, "".join(texts).encode())
+        asked, rows, kind, longest = ["--prompts", str(prompts)], "8", "float32", "16"
     window.work.mkdir(parents=True, exist_ok=True)
-    rows, kind = ("8", "float32") if window.tiny else ("512", "bfloat16")
     window.command(
-        "distill", "--checkpoint", str(window.base), *asked, "--out", str(window.work / "chats.jsonl"), "--keep-cut",
-        "--batch-size", rows, "--dtype", kind, "--max-new-tokens", "16" if window.tiny else "256", *more,
+        "distill", "--checkpoint", str(window.base), *asked, "--out", str(chats), "--keep-cut", "--batch-size", rows,
+        "--dtype", kind, "--max-new-tokens", longest, *more,
     )  # fmt: skip
 
 
