@@ -26,8 +26,6 @@ Say = Callable[[str], None]  # told a line for the user
 
 
 class Step(NamedTuple):
-    """How far one piece of long work is."""
-
     title: str
     done: int
     total: int
@@ -38,8 +36,6 @@ Follow = Callable[[Step], None]
 
 
 class Bar:
-    """One piece of long work."""
-
     def __init__(
         self, title: str, progress: Progress | None, console: Console, follow: Follow = lambda _: None,
         *, guesses: bool = True,

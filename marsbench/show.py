@@ -49,7 +49,6 @@ def sample_question() -> str:
 
 
 def answer(answering: Answering, question: str, max_new_tokens: int) -> Generation:
-    """The answer to one question."""
     from marsbench.decoding.generation import Request
     from marsbench.training.data import chat_prompt
 
@@ -111,7 +110,6 @@ def check_image(file: Path) -> None:
 
 
 def drawing(generations: Sequence[Shown]) -> Figure:
-    """The generations, one under the other, as a figure."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
@@ -142,7 +140,7 @@ def _lines(pieces: Sequence[tuple[int, str]]) -> list[list[tuple[int, int, str]]
     for paragraph in "".join(piece for _, piece in pieces).split("\n"):
         for line in _WRAPPER.wrap(paragraph) or [""]:
             runs = groupby(zip(range(len(line)), shades, strict=False), key=lambda at: at[1])  # no shade too many
-            found = [(shade, [column for column, _ in run]) for shade, run in runs]
-            lines.append([(columns[0], shade, line[columns[0] : columns[-1] + 1]) for shade, columns in found])
+            shaded = [(shade, [column for column, _ in run]) for shade, run in runs]
+            lines.append([(columns[0], shade, line[columns[0] : columns[-1] + 1]) for shade, columns in shaded])
         next(shades, None)  # the line break's
     return lines

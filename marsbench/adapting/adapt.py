@@ -59,7 +59,6 @@ class Plan:
 
     @property
     def kept_back(self) -> range:
-        """The numbers of the prompts held out."""
         return range(0, self.held_out * HELD_OUT_EVERY, HELD_OUT_EVERY)
 
     def in_words(self) -> str:
@@ -70,8 +69,6 @@ class Plan:
 
 
 class Result(NamedTuple):
-    """What the race says of one contender."""
-
     contender: Line
     speed_up: Estimate  # tokens per second over `ar`
     tokens_per_forward: float
@@ -120,7 +117,6 @@ def page_of(base: str, adapter: Path, dtype: torch.dtype, plan: Plan, results: S
 
 
 def _agreement(results: Sequence[Result], plan: Plan) -> str:
-    """Whether anything was lost."""
     gaps, asked = [gap for line in results for gap in line.gaps], plan.held_out * len(results)
     if not gaps:
         return f"Nothing was lost: all {asked} answers have the tokens of `ar`."
@@ -170,8 +166,6 @@ def _check_enough(prompts: Sequence[list[Message]], source: Path) -> None:
 
 
 class Adapting:
-    """One model on its way to an adapter."""
-
     def __init__(
         self, base: str, prompts: Sequence[list[Message]] | None, source: Path, out: Path, scale: Preset
     ) -> None:
@@ -283,17 +277,16 @@ class Adapting:
     # ---- the race ----
 
     def _race(self, plan: Plan, adapter: Path) -> list[Result]:
-        """All contenders on the prompts held out, at batch size 1."""
         loaded = with_adapter(self._loaded, adapter)
         entrants = {line.name: Answering.of(line, loaded) for line in CONTENDERS}
         prompts = self._chats.encoded([self._prompts[number] for number in plan.kept_back], self._source)
         race = Race(entrants, prompts, 1, _RACED_TOKENS, *self._chats.ends(loaded), LAPS)
         with self._reporter.bar("racing on the prompts held out") as bar:
-            found = race.run(RoundLog(), bar.update)
-        return [self._result(entry, found, prompts) for entry in CONTENDERS if found[entry.name].status == "done"]
+            outcomes = race.run(RoundLog(), bar.update)
+        return [self._result(entry, outcomes, prompts) for entry in CONTENDERS if outcomes[entry.name].status == "done"]
 
-    def _result(self, contender: Line, found: dict[str, Outcome], prompts: Sequence[list[int]]) -> Result:
-        ar, mine = found["ar"], found[contender.name]
+    def _result(self, contender: Line, outcomes: dict[str, Outcome], prompts: Sequence[list[int]]) -> Result:
+        ar, mine = outcomes["ar"], outcomes[contender.name]
         pairs = [(a.tokens, b.tokens) for a, b in zip(ar.generations, mine.generations, strict=True)]
         gaps = [self._gap(ids, a, b) for ids, (a, b) in zip(prompts, pairs, strict=True) if a != b]
         same = sum(a == b for a, b in pairs)

@@ -60,7 +60,6 @@ def read_prompts(file: Path, column: str | None = None) -> list[list[Message]]:
 
 
 def _prompt(record: Mapping[str, Any], column: str | None, where: str) -> list[Message]:
-    """The turns before the answer of one line."""
     columns = (column,) if column else _COLUMNS
     name = next((known for known in columns if known in record), None)
     if name is None:
@@ -143,8 +142,6 @@ Reason = Literal["cut", "empty", "lost"]  # why an answer is left out
 
 @dataclass(frozen=True)
 class Response:
-    """One answer to one prompt."""
-
     prompt: int  # which one, from 0
     sample: int  # which of the answers to it, from 0
     text: str
@@ -162,7 +159,6 @@ class Response:
 
 
 def log_beside(out: Path) -> Path:
-    """The file in which the answers of some chat data are logged."""
     return out.with_name(f"{out.name}.answers")
 
 

@@ -40,8 +40,8 @@ def self_asked(answering: Answering, wanted: int, out: Path, reporter: Reporter,
         return out
     chats = Chats(answering.loaded.tokenizer)
     turn = [{"role": "user", "content": _PLACE}]
-    before, found, after = str(chats.tokenizer.apply_chat_template(turn, tokenize=False)).partition(_PLACE)
-    if not found or not after.strip():
+    before, place, after = str(chats.tokenizer.apply_chat_template(turn, tokenize=False)).partition(_PLACE)
+    if not place or not after.strip():
         raise UserError("the chat template does not say where a user's turn begins and ends", fix="give --prompts")
     ids: list[int] = chats.tokenizer(before, add_special_tokens=False).input_ids
     (first_after, *_) = chats.tokenizer(after, add_special_tokens=False).input_ids

@@ -98,9 +98,9 @@ def _from_hub(name: str, model: Model, work: Path, made: Path, say: Say) -> dict
         told_to_user(f"{name} cannot be fetched from the hub", Exception, where=model.hub, fix=fix),
         hub.from_cache_if_out_of_reach(),
     ):
-        found = Path(snapshot_download(model.hub, revision=model.revision, allow_patterns=list(_NEEDED)))
-    with_mask(found, made, model.mask_over)
-    return {"hub": model.hub, "revision": found.name}
+        snapshot = Path(snapshot_download(model.hub, revision=model.revision, allow_patterns=list(_NEEDED)))
+    with_mask(snapshot, made, model.mask_over)
+    return {"hub": model.hub, "revision": snapshot.name}
 
 
 def _from_package(name: str, model: Model, work: Path, made: Path, say: Say) -> dict[str, str]:
@@ -191,7 +191,6 @@ def with_mask(source: Path, target: Path, mask_over: str) -> None:
 
 
 def _tokenizer(file: Path, mask_over: str) -> PreTrainedTokenizerFast:
-    """The tokenizer that a GGUF file describes."""
     import gguf
 
     fields = gguf.GGUFReader(file).fields

@@ -20,8 +20,6 @@ SOURCES = ("hub", "gguf")  # the better one first
 
 
 class Model(NamedTuple):
-    """Where a model can be had from."""
-
     hub: str  # name on the Hugging Face hub, unquantised
     revision: str  # the commit there
     package: str  # a package that carries it as a GGUF file, and of which nothing else is used

@@ -53,7 +53,6 @@ def write_adapter(adapter: Adapter, model: PreTrainedModel, folder: Path, base: 
 
 
 def write_head(head: DraftHead, folder: Path) -> None:
-    """Write a draft head into the folder of its adapter, or of the model that it was trained with."""
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in head._asdict().items()}, folder / HEAD)
 
 

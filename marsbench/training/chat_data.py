@@ -43,8 +43,6 @@ _BESIDE_TEXT = (
 
 @dataclass(frozen=True)
 class ChatData:
-    """Tokenised conversations."""
-
     sequences: Sequence[TrainingSequence]
     lengths: list[int]  # tokens of each sequence
     labelled: list[int]  # how many of them are labelled
@@ -160,7 +158,7 @@ def segments(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> lis
         ValueError: the template refuses the conversation, ends no turn with EOS, or rewrites earlier turns.
     """
     render = partial(tokenizer.apply_chat_template, tokenize=False)
-    end, found, at = str(tokenizer.eos_token), list[tuple[str, bool]](), 0
+    end, parts, at = str(tokenizer.eos_token), list[tuple[str, bool]](), 0
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
@@ -172,6 +170,6 @@ def segments(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> lis
         stop = after.rfind(end, len(before)) + len(end)
         if not after.startswith(before) or stop < len(before) + len(end):
             raise ValueError(f"the chat template does not write message {number + 1} as a turn that {end} ends")
-        found += [(after[at : len(before)], False), (after[len(before) : stop], True)]
+        parts += [(after[at : len(before)], False), (after[len(before) : stop], True)]
         at = stop
-    return found
+    return parts

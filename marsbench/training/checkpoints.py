@@ -40,8 +40,6 @@ _QWEN2_FIELDS |= {"rms_norm_eps", "vocab_size"}
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint ready to decode."""
-
     model: PreTrainedModel
     own_tokenizer: PreTrainedTokenizerBase | None  # None where the folder holds none and none was asked for
     weights: str  # SHA-256 of the weights files
@@ -51,7 +49,6 @@ class Loaded:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer; `UserError` for a checkpoint without one."""
         if self.own_tokenizer is None:
             where, fix = str(self.model.name_or_path), "copy it from the checkpoint it was made of"
             raise UserError("the checkpoint has no tokenizer.json", where=where, fix=fix)
@@ -63,7 +60,6 @@ class Loaded:
 
     @property
     def mask_id(self) -> int | None:
-        """The id of `<|mask|>`, None for a tokenizer without one."""
         return None if self.own_tokenizer is None else mask_of(self.own_tokenizer)
 
     @property
@@ -177,7 +173,6 @@ def with_adapter(loaded: Loaded, adapter: str | Path) -> Loaded:
 
 
 def _fetched(name: str) -> Path:
-    """The folder of a model of `fetching`, or of a hub checkpoint."""
     if fetchable.is_known(name):
         return fetch(name, Reporter().say)
     try:

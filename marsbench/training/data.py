@@ -69,15 +69,15 @@ def with_labels(
     """Conversations in segments to read (False) and to learn (True), tokenised apart, as prompts are in decoding."""
     texts = [text for parts in conversations for text, _ in parts]
     pieces = iter(tokenizer(texts, add_special_tokens=False).input_ids if texts else [])
-    found = list[TrainingSequence]()
+    sequences = list[TrainingSequence]()
     for parts in conversations:
         ids, labels = list[int](), list[int]()
         for _, learned in parts:
             piece = next(pieces)
             ids += piece
             labels += piece if learned else [IGNORED] * len(piece)
-        found.append({"input_ids": ids, "labels": labels})
-    return found
+        sequences.append({"input_ids": ids, "labels": labels})
+    return sequences
 
 
 def lengths(sequences: Sequence[TrainingSequence], *, noisy: bool) -> list[int]:

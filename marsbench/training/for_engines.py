@@ -82,7 +82,7 @@ def _write_adapter(loaded: Loaded, folder: Path, out: Path) -> tuple[str, dict[s
     size, values = (config["r"], embeddings.num_embeddings), adapter.vector
     chosen, vector = values.new_zeros(size), values.new_zeros(len(values), config["r"])
     chosen[0, mask], vector[:, 0] = 1, values
-    maps = {f"{PREFIX}{name}.lora_embedding_{which}": one for which, one in (("A", chosen), ("B", vector))}
+    maps = {f"{PREFIX}{name}.lora_embedding_{which}": values_of for which, values_of in (("A", chosen), ("B", vector))}
     save_file(load_file(out / WEIGHTS) | maps, out / WEIGHTS)
     config["target_modules"] = sorted({*config["target_modules"], name.rpartition(".")[2]})
     (out / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")

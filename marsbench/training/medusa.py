@@ -86,11 +86,11 @@ def _guesses(
         hidden = decoder(input_ids=input_ids, use_cache=False).last_hidden_state
     states = heads(hidden)
     lm_head: nn.Module = backbone.get_output_embeddings()  # type: ignore[no-untyped-call]
-    found = []
+    guesses = []
     for head in range(states.shape[2]):
         ahead = head + 2
         # A head speaks where the model itself has a response token to predict, and the token it names is one too.
         both = (labels[:, 1:-1] != IGNORED)[:, : -head or None] & (labels[:, ahead:] != IGNORED)
         row, column = both.nonzero(as_tuple=True)
-        found.append((lm_head(states[row, column, head]), labels[row, column + ahead]))
-    return found
+        guesses.append((lm_head(states[row, column, head]), labels[row, column + ahead]))
+    return guesses

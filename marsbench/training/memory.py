@@ -81,7 +81,6 @@ class Fitting:
             give_back_freed_memory()
 
     def facts(self) -> dict[str, int]:
-        """What is kept beside a training's state, and of it."""
         return {} if self.most is None else {"entries_at_once": self.most}
 
 
@@ -98,14 +97,14 @@ def pieces(batch: Batch, most: int, *, noisy: bool) -> list[Batch]:
     Labels are cut behind the last one of each piece: nothing that follows can be seen from there. What a loss draws at
     random row by row is drawn as for the whole batch.
     """
-    sizes, found, first = row_sizes(batch["labels"], noisy=noisy).tolist(), list[Batch](), 0
+    sizes, cut, first = row_sizes(batch["labels"], noisy=noisy).tolist(), list[Batch](), 0
     for end in range(1, len(sizes) + 1):
         if end == len(sizes) or max(sizes[first : end + 1]) * (end + 1 - first) > most:
             rows = {name: values[first:end] for name, values in batch.items()}
             width = int(row_sizes(rows["labels"], noisy=False).max())
-            found.append({name: values[:, :width] if values.dim() == 2 else values for name, values in rows.items()})
+            cut.append({name: values[:, :width] if values.dim() == 2 else values for name, values in rows.items()})
             first = end
-    return found
+    return cut
 
 
 # ---- what is free, what is held --------------------------------------------------------------------------------------

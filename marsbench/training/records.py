@@ -19,8 +19,6 @@ RECORD = "marsbench.json"
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """What a finished checkpoint says about itself."""
-
     key: str
     recipe: dict[str, Any]
     provenance: dict[str, Any]
@@ -36,7 +34,6 @@ class TrainingRecord:
 
 
 def finished(folder: Path) -> TrainingRecord | None:
-    """The record of a finished checkpoint, None where there is none."""
     if not (folder / RECORD).is_file():
         return None
     record: TrainingRecord = read_json(folder / RECORD, TrainingRecord, mend="copy the checkpoint or train it again")

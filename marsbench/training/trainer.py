@@ -269,12 +269,12 @@ class _StageTrainer(Trainer):
         model.train()
         frozen = getattr(model, "frozen", None)
         weights = [*model.parameters(), *(frozen.parameters() if isinstance(frozen, nn.Module) else [])]
-        rows, found = len(inputs["labels"]), list[Tensor]()
+        rows, losses = len(inputs["labels"]), list[Tensor]()
         for piece in self._fitting.cut(self._prepare_inputs(inputs), partial(self._loss_of, model), weights):
             self._share = len(piece["labels"]) / rows
-            found.append(super().training_step(model, piece, *counted, **named))
+            losses.append(super().training_step(model, piece, *counted, **named))
         self._fitting.make_room()
-        return torch.stack(found).sum()
+        return torch.stack(losses).sum()
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         chosen = optimizer or self.optimizer
