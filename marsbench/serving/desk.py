@@ -246,7 +246,7 @@ class Desk:
     def _take(self, report: Report) -> None:
         now = time.perf_counter()
         self.state = report.state
-        self.metrics.take(report.state)
+        self.metrics.take(report)
         self._queued.difference_update(report.started)
         for number in report.started:
             if stream := self._streams.get(number):

@@ -100,8 +100,6 @@ class Engine:
         self._joining: dict[int, Running] = {}  # those whose prompts are being forwarded
         self._running: dict[int, Running] = {}
         self._pieces: Iterator[None] = iter(())  # what is left of the prompts of those who join
-        self._settled = self._moved = self._guesses = 0  # tokens of steps, rows that these moved, masks in them
-        self._accepted: Counter[int] = Counter()  # drafts that counted, by their place in a step
         self._failed: list[int] = []  # requests that are to leave since they have failed
         self._turned_by: Any = None  # what the knobs of all in flight are made of; None = not known
         self._stepping = False  # whether the last round was a step, so that newcomers come next
@@ -150,6 +148,8 @@ class Engine:
         if not whole:
             urgent = {*report.started, *(number for number, _ in report.ended)}
             self._report.tokens.update((number, report.tokens.pop(number)) for number in report.tokens.keys() - urgent)
+        report.counted["marsbench:forwards"] = self._meter.forwards + self._meter.prompt_forwards
+        self._meter.forwards = self._meter.prompt_forwards = 0
         return replace(report, state=self._state())
 
     def work(self) -> None:
@@ -297,12 +297,15 @@ class Engine:
         else:
             running, further = self._running[number], len(tokens) - 1
             masks = running.knob.window - 1
-            self._settled += len(tokens)
-            self._moved += 1
-            self._guesses += masks
+            counted = self._report.counted
+            counted["settled"] += len(tokens)
+            counted["rows moved"] += 1
             if masks:  # without them there is nothing to accept
+                counted["vllm:spec_decode_num_drafts"] += 1
+                counted["vllm:spec_decode_num_draft_tokens"] += masks
+                counted["vllm:spec_decode_num_accepted_tokens"] += further
+                self._report.accepted.update(range(further))
                 running.accepted[masks, further] += 1
-                self._accepted.update(range(further))
         likelihood = self._score(running, tokens) if running.scored_slots else None
         if running.failure:
             self._failed.append(number)
@@ -343,12 +346,6 @@ class Engine:
             running=len(running),
             waiting=len(self._waiting),
             slots=longest * len(running) + sum(request.scored_slots for request in running),
-            forwards=self._meter.forwards + self._meter.prompt_forwards,
-            positions=self._meter.positions + self._meter.prompt_positions,
-            settled=self._settled,
-            rows=self._moved,
-            guesses=self._guesses,
-            accepted=tuple(self._accepted[place] for place in range(WIDEST - 1)),
             threshold=sum(taus) / len(taus) if taus else None,
             window=sum(knob.window for knob in knobs) / len(knobs) if knobs else 0.0,
         )

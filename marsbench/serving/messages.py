@@ -5,6 +5,7 @@ Nothing heavy is imported here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -81,12 +82,6 @@ class State(NamedTuple):
     running: int = 0
     waiting: int = 0
     slots: int = 0  # of the KV cache, reserved
-    forwards: int = 0  # since it started
-    positions: int = 0  # of all forwards
-    settled: int = 0  # tokens that decoding steps added, the prompts' forwards left out
-    rows: int = 0  # rows that those steps moved
-    guesses: int = 0  # masks that stood in those steps' windows
-    accepted: tuple[int, ...] = (0,) * (WIDEST - 1)  # of them, those that counted, by place
     threshold: float | None = None  # mean over the rows of `mars`
     window: float = 0.0  # mean over all rows
 
@@ -101,6 +96,8 @@ class Report:
     started: list[int] = field(default_factory=list)
     tokens: dict[int, list[Piece]] = field(default_factory=dict)  # request -> what each forward brought it
     ended: list[tuple[int, Ending]] = field(default_factory=list)
+    counted: Counter[str] = field(default_factory=Counter)  # by the names of metrics
+    accepted: Counter[int] = field(default_factory=Counter)  # drafts that counted, by their place in a step
 
 
 @dataclass(frozen=True)

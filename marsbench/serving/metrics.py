@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from prometheus_client import Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from marsbench.serving.messages import State
+from marsbench.serving.messages import Report, State
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _GAUGES = {
@@ -35,11 +35,11 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 class Metrics:
     def __init__(self, model: str) -> None:
-        self._model, self._last = model, State()
+        self._model, self._state = model, State()
         self.slots = 1  # of the KV cache
         self._tau, self._per_forward = 0.0, 0.0
         self.counted, self.ended = Counter[str](), Counter[str]()  # by name; requests by what ended them
-        self._by_place = Counter[str]()  # drafts that counted, by their place behind a forward's first token
+        self._by_place = Counter[int]()  # drafts that counted, by their place behind a forward's first token
         self._times = list[Histogram]()
         self.first_token = self._time(
             "vllm:time_to_first_token_seconds", "From a request's arrival to its first token."
@@ -54,31 +54,25 @@ class Metrics:
         self._times.append(Histogram(name, words, ["model_name"], buckets=_SECONDS, registry=None))
         return self._times[-1].labels(self._model)
 
-    def take(self, state: State) -> None:
-        """What the engine says after a forward; it counts from its own start."""
-        last, counted = self._last if state.forwards >= self._last.forwards else State(), self.counted
-        counted["marsbench:forwards"] += state.forwards - last.forwards
-        self._tau = self._tau if state.threshold is None else state.threshold
-        rows, settled = state.rows - last.rows, state.settled - last.settled
-        if guesses := state.guesses - last.guesses:
-            counted["vllm:spec_decode_num_drafts"] += rows
-            counted["vllm:spec_decode_num_draft_tokens"] += guesses
-            counted["vllm:spec_decode_num_accepted_tokens"] += max(0, settled - rows)
-        for place, (count, before) in enumerate(zip(state.accepted, last.accepted, strict=True)):
-            self._by_place[str(place)] += count - before
-        if rows:
-            self._per_forward = settled / rows
-        self._last = state
+    def take(self, report: Report) -> None:
+        """What the engine says after some forwards."""
+        self._state = report.state
+        self.counted.update(report.counted)
+        self._by_place.update(report.accepted)
+        if rows := report.counted["rows moved"]:
+            self._per_forward = report.counted["settled"] / rows
+        self._tau = self._tau if report.state.threshold is None else report.state.threshold
 
     def lost(self) -> None:
-        self._last = State()
+        """The engine is gone, and all that it held."""
+        self._state = State()
         self.counted["marsbench:engine_restarts"] += 1
 
     def page(self) -> bytes:
         return generate_latest(self)
 
     def collect(self) -> Iterator[Metric]:
-        state, own = self._last, [self._model]
+        state, own = self._state, [self._model]
         now = (state.running, state.waiting, state.slots / self.slots, self._tau, state.window, self._per_forward)
         for (name, words), value in zip(_GAUGES.items(), now, strict=True):
             gauge = GaugeMetricFamily(name, words, labels=["model_name"])
@@ -94,7 +88,7 @@ class Metrics:
         ):
             counter = CounterMetricFamily(name, words, labels=["model_name", label])
             for value_of_label, count in counts.items():
-                counter.add_metric([self._model, value_of_label], count)
+                counter.add_metric([self._model, str(value_of_label)], count)
             yield counter
         for times in self._times:
             yield from times.collect()
