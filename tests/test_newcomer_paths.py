@@ -235,16 +235,16 @@ COUNTER = """    "marsbench:answers_cut": "Answers that their limit has cut.",
 """
 COUNTED = """        self.metrics.counted["marsbench:answers_cut"] += ending.finish == "length"
 """
-# A desk that two answers come to, one of them cut, and what it tells of them.
+# A client that two answers come to, one of them cut, and what it tells of them.
 ANSWERED = """
 from types import SimpleNamespace
-from marsbench.serving.desk import Desk
+from marsbench.serving.engine_client import EngineClient
 from marsbench.serving.messages import Ending
 from marsbench.serving.settings import Settings
-desk = Desk(Settings("", "micro"), print)
+client = EngineClient(Settings("", "micro"), print)
 for finish in ("eos", "length"):
-    desk._note_end(SimpleNamespace(job=SimpleNamespace(arrived=0.0)), Ending(finish, 1, 1, None, (1, 1)), 1.0)
-print(desk.metrics.page().decode())
+    client._note_end(SimpleNamespace(job=SimpleNamespace(arrived=0.0)), Ending(finish, 1, 1, None, (1, 1)), 1.0)
+print(client.metrics.page().decode())
 """
 
 
@@ -252,7 +252,7 @@ def test_a_server_metric_is_two_files(copy: Path, run: Run) -> None:
     """Guards against a metric that has to be made known in a third place, before `/metrics` tells it."""
     serving = copy / "marsbench" / "serving"
     insert(serving / "metrics.py", '    "marsbench:forwards": ', COUNTER)
-    insert(serving / "desk.py", "        self.metrics.whole.observe(now - stream.job.arrived)\n", COUNTED)
+    insert(serving / "engine_client.py", "        self.metrics.whole.observe(now - stream.job.arrived)\n", COUNTED)
     (told,) = run(["python", ANSWERED])
     assert "# HELP marsbench:answers_cut_total Answers that their limit has cut." in told
     assert 'marsbench:answers_cut_total{model_name="micro"} 1.0' in told

@@ -414,7 +414,7 @@ def test_the_engine_dies_and_the_server_lives(small: Running) -> None:
     stream = small.stream(**body)
     next(stream)
     small.process.send_signal(signal.SIGTERM)
-    small.wait_for("nobody is let in")
+    small.wait_for("no request is let in")
     assert small.call("/v1/completions", {"prompt": "a"}).status_code == 503
     assert small.call("/health").status_code == 503
     assert list(stream)[-1]["choices"][0]["finish_reason"] == "length"

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from marsbench.cli import app as command
 from marsbench.serving.app import build
-from marsbench.serving.desk import Desk
+from marsbench.serving.engine_client import EngineClient
 from marsbench.serving.guards import RequestLog, is_local
 from marsbench.serving.messages import Cancel, Ending, Job, Likelihood, Ready, Report, State
 from marsbench.serving.serve import Server
@@ -31,8 +31,8 @@ TOKENIZER = build_tokenizer(300, texts=50)
 AT = "/v1/completions"
 
 
-class MadeUp(Desk):
-    """A desk whose engine answers every job with the letters of its prompt, as many as are asked for."""
+class MadeUp(EngineClient):
+    """A client whose engine answers every job with the letters of its prompt, as many as are asked for."""
 
     def __init__(self, answers: bool = True, **settings: Any) -> None:
         super().__init__(Settings("dir/secret", "micro", **settings), lambda _: None)
@@ -58,7 +58,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 async def asked(
-    desk: Desk, path: str = AT, body: Any = None, method: str = "POST", headers: dict[str, str] | None = None,
+    client: EngineClient, path: str = AT, body: Any = None, method: str = "POST", headers: dict[str, str] | None = None,
     app: Any = None,
 ) -> Answer:  # fmt: skip
     """Status, headers and body of an answer, without any socket."""
@@ -80,7 +80,7 @@ async def asked(
         messages.append(message)
 
     with suppress(RuntimeError):
-        await (app or build(desk, lambda _: None))(scope, receive, send)
+        await (app or build(client, lambda _: None))(scope, receive, send)
     found = {name.decode(): value.decode() for name, value in messages[0]["headers"]}
     return messages[0]["status"], found, b"".join(one["body"] for one in messages[1:])
 
@@ -229,22 +229,22 @@ def test_several_answers_and_prompts_stream_side_by_side() -> None:
         assert chunks[-1]["usage"] == whole["usage"] and chunks[-1]["metrics"] == whole["metrics"]
     assert whole["usage"]["prompt_tokens"] == sum(len(TOKENIZER(one).input_ids) for one in ("ab", "cd"))
     answers = {"prompt": "ab", "n": 3, "seed": 7, "temperature": 1}
-    desk = MadeUp()
-    asyncio.run(asked(desk, AT, answers))
-    assert [one.seed for one in desk.sent if isinstance(one, Job)] == [7, 8, 9]
+    client = MadeUp()
+    asyncio.run(asked(client, AT, answers))
+    assert [one.seed for one in client.sent if isinstance(one, Job)] == [7, 8, 9]
 
 
 def test_one_answer_that_fails_ends_its_siblings() -> None:
     """Guards against answers that are decoded to their end for a request that has been told of an error."""
 
     async def tried() -> tuple[Answer, list[Any]]:
-        desk = MadeUp(answers=False)
-        task = asyncio.create_task(asked(desk, AT, {"prompt": ["ab", "cd", "ef"]}))
-        while len(desk.sent) < 3:
+        client = MadeUp(answers=False)
+        task = asyncio.create_task(asked(client, AT, {"prompt": ["ab", "cd", "ef"]}))
+        while len(client.sent) < 3:
             await asyncio.sleep(0.01)
         failed = Ending("cancelled", 0, 0, None, (1, 1), failure="no memory")
-        desk._take(Report(State(), [], {}, [(desk.sent[1].id, failed)]))
-        return await task, desk.sent[3:]
+        client._take(Report(State(), [], {}, [(client.sent[1].id, failed)]))
+        return await task, client.sent[3:]
 
     (status, _, raw), after = asyncio.run(tried())
     assert status == 500 and b"no memory" in raw and [type(one) for one in after] == [Cancel, Cancel]
@@ -254,14 +254,14 @@ def test_a_stream_says_that_it_is_alive() -> None:
     """Guards against proxies that cut a stream which waits, and comments in an answer that comes at once."""
 
     async def tried(stream: bool) -> bytes:
-        desk = MadeUp(answers=False, ping=1e-9)
-        task = asyncio.create_task(asked(desk, AT, {"prompt": "ab", "stream": stream}))
-        while not desk.sent:
+        client = MadeUp(answers=False, ping=1e-9)
+        task = asyncio.create_task(asked(client, AT, {"prompt": "ab", "stream": stream}))
+        while not client.sent:
             await asyncio.sleep(0.01)
-        desk._look()
+        client._look()
         await asyncio.sleep(0.05)
         ending = Ending("length", 1, 1, None, (1, 1))
-        desk._take(Report(State(), [], {desk.sent[0].id: [([65], None)]}, [(desk.sent[0].id, ending)]))
+        client._take(Report(State(), [], {client.sent[0].id: [([65], None)]}, [(client.sent[0].id, ending)]))
         return (await task)[2]
 
     assert asyncio.run(tried(True)).startswith(b": ping\n\ndata: {") and b"ping" not in asyncio.run(tried(False))
@@ -285,10 +285,10 @@ def test_routes_that_clients_look_for() -> None:
     assert json.loads(ask(None, "/version", "GET")[2])["version"] and ask(None, "/ping", "GET")[0] == 200
 
 
-async def paused(desk: Desk, body: Any) -> tuple[float, bytes]:
+async def paused(client: EngineClient, body: Any) -> tuple[float, bytes]:
     """For how long a request keeps the event loop from all others at most, in seconds of its thread; and the answer."""
-    app, longest = build(desk, lambda _: None), 0.0
-    task, last = asyncio.create_task(asked(desk, AT, body, app=app)), time.thread_time()
+    app, longest = build(client, lambda _: None), 0.0
+    task, last = asyncio.create_task(asked(client, AT, body, app=app)), time.thread_time()
     while not task.done():
         await asyncio.sleep(0)
         longest, last = max(longest, time.thread_time() - last), time.thread_time()
@@ -340,17 +340,17 @@ def test_requests_are_written_down_by_their_numbers(tmp_path: Path) -> None:
 
 def test_a_stop_string_ends_the_job_at_its_token() -> None:
     """Guards against log-probabilities lost where a stop string fires, and a wrong word for the end."""
-    desk = MadeUp(answers=True)
+    client = MadeUp(answers=True)
     body = {"prompt": "aa", "max_tokens": 6, "stop": "aaa", "logprobs": 0}
 
     async def tried() -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((await asked(desk, AT, body))[2])
+        found: dict[str, Any] = json.loads((await asked(client, AT, body))[2])
         return found
 
     (choice,), usage = (said := asyncio.run(tried()))["choices"], said["usage"]
     assert len(choice["logprobs"]["tokens"]) == usage["completion_tokens"] < 6, "none of what stands behind it"
     assert choice["finish_reason"] == "stop", "though the engine had come to the limit in the same report"
-    assert not any(isinstance(one, Cancel) for one in desk.sent)
+    assert not any(isinstance(one, Cancel) for one in client.sent)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
@@ -420,14 +420,14 @@ def test_a_message_without_content_is_refused(role: str, more: dict[str, Any]) -
 
 def test_names_go_to_the_chat_template() -> None:
     """Guards against names of speakers that are swallowed where the template has a place for them."""
-    desk = MadeUp()
-    desk.ready.tokenizer.chat_template = "{% for m in messages %}{{ m.name }}: {{ m.content }}{% endfor %}"
+    client = MadeUp()
+    client.ready.tokenizer.chat_template = "{% for m in messages %}{{ m.name }}: {{ m.content }}{% endfor %}"
     body = {"messages": [{"role": "user", "name": "Ann", "content": "hi"}], "max_tokens": 1}
     try:
-        assert asyncio.run(asked(desk, "/v1/chat/completions", body))[0] == 200
+        assert asyncio.run(asked(client, "/v1/chat/completions", body))[0] == 200
     finally:
-        desk.ready.tokenizer.chat_template = CHAT_TEMPLATE
-    assert TOKENIZER.decode(desk.sent[0].prompt_ids) == "Ann: hi"
+        client.ready.tokenizer.chat_template = CHAT_TEMPLATE
+    assert TOKENIZER.decode(client.sent[0].prompt_ids) == "Ann: hi"
 
 
 @pytest.mark.parametrize(

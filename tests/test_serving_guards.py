@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from marsbench.serving.desk import Stream
+from marsbench.serving.engine_client import Stream
 from marsbench.serving.guards import EventStream, until_gone
 from marsbench.serving.messages import Ending, Job
 from marsbench.serving.wire import ApiError

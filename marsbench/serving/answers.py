@@ -15,7 +15,7 @@ from itertools import chain, zip_longest
 from typing import Any, NamedTuple, TypeVar
 
 from marsbench.decoding.generation import seed_of
-from marsbench.serving.desk import Desk, Stream
+from marsbench.serving.engine_client import EngineClient, Stream
 from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Piece, Ready
 from marsbench.serving.text import Vocabulary, Writer
 from marsbench.serving.wire import ApiError, ChatRequest, CompletionRequest, dumps, event
@@ -63,16 +63,16 @@ class News(NamedTuple):
 class Answers:
     """What the routes share: the tokenizer, and what a body asks of the engine."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk, self.settings = desk, desk.settings
+    def __init__(self, engine: EngineClient) -> None:
+        self.engine, self.settings = engine, engine.settings
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")  # one at a time, and away from the event loop
 
     @property
     def ready(self) -> Ready:
-        """The engine's account of itself; `ApiError` while there is none."""
-        if self.desk.ready is None:
+        """The engine's account of itself; `ApiError` while it is not ready."""
+        if self.engine.ready is None:
             raise ApiError.not_ready("the engine is not ready")
-        return self.desk.ready
+        return self.engine.ready
 
     async def aside(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run a tokenizer's work where it keeps nothing else waiting."""
@@ -102,7 +102,7 @@ class Answers:
         self._check_length(sum(len(turn["content"]) for turn in turns), "messages")
         try:
             return list((await self.aside(template, turns))["input_ids"])
-        except Exception as error:  # whatever a template raises: it is a program that came with the checkpoint
+        except Exception as error:  # of any kind: a template is a program that came with the checkpoint
             raise ApiError.wrong(f"the chat template refuses this conversation: {error}", "messages") from error
 
     async def _text_ids(self, text: str) -> list[int]:
@@ -124,7 +124,7 @@ class Answers:
             most = self._limit(ids, limit, param)
             for number in range(body.n or 1):
                 jobs.append(Job(
-                    ids, most, body.threshold, id=next(self.desk.numbers), method=method,
+                    ids, most, body.threshold, id=next(self.engine.numbers), method=method,
                     min_threshold=body.min_threshold, widest=body.block_size,
                     temperature=self.settings.temperature if body.temperature is None else body.temperature,
                     seed=seed_of(seed, number), top_k=max(0, body.top_k or 0),
@@ -134,7 +134,7 @@ class Answers:
         return jobs
 
     def _limit(self, ids: list[int], limit: int | None, param: str) -> int:
-        """How many tokens may come; `ApiError` for a prompt that leaves no room, or is none."""
+        """How many tokens may come; `ApiError` for a prompt that leaves no room, or is empty."""
         ready = self.ready
         if not ids:
             raise ApiError.wrong("the prompt is empty", param)
@@ -178,15 +178,15 @@ class Completion:
 
     async def _news(self) -> AsyncGenerator[News, None]:
         """What comes for each choice, the last of it with its ending; it counts as waiting before it is read."""
-        body, desk, news = self._body, self._answers.desk, asyncio.Event()
+        body, engine, news = self._body, self._answers.engine, asyncio.Event()
         with ExitStack() as stack:
-            with desk.let_in((body.n or 1) * (1 if isinstance(body, ChatRequest) else len(body.prompts))):
+            with engine.let_in((body.n or 1) * (1 if isinstance(body, ChatRequest) else len(body.prompts))):
                 whole = not body.stream and not self._stops  # else a text must be looked at as it comes
                 self._choices = [
                     Choice(index, Writer(self._answers.vocabulary, self._stops), job, news, whole=whole)
                     for index, job in enumerate(await self._answers.jobs(body))
                 ]
-                stack.enter_context(desk.submitted(self._choices))
+                stack.enter_context(engine.submitted(self._choices))
             left = [*self._choices]
             while left:
                 await news.wait()
@@ -201,7 +201,7 @@ class Completion:
                     if isinstance(ending, ApiError):
                         raise ending
                     if choice.writer.stopped:
-                        desk.stop(choice, choice.writer.used)
+                        engine.stop(choice, choice.writer.used)
 
     async def whole(self) -> bytes:
         """The body of an answer, when all of it is there."""

@@ -19,8 +19,8 @@ from starlette.routing import Route
 
 from marsbench import __version__
 from marsbench.serving.answers import Answers, Completion
-from marsbench.serving.desk import Desk
-from marsbench.serving.guards import EventStream, Gate, Json, answer, is_local, until_gone
+from marsbench.serving.engine_client import EngineClient
+from marsbench.serving.guards import EventStream, Guard, Json, answer, is_local, until_gone
 from marsbench.serving.settings import Settings
 from marsbench.serving.wire import ApiError, ChatRequest, CompletionRequest, SpeedRequest, read
 
@@ -29,8 +29,8 @@ _BODIES = {
 }  # fmt: skip
 
 
-def build(desk: Desk, say: Callable[[str], object] = print) -> Starlette:
-    routes = Routes(desk)
+def build(engine: EngineClient, say: Callable[[str], object] = print) -> Starlette:
+    routes = Routes(engine)
     return Starlette(
         routes=[
             Route("/v1/chat/completions", routes.chat_completions, methods=["POST"]),
@@ -46,7 +46,7 @@ def build(desk: Desk, say: Callable[[str], object] = print) -> Starlette:
             Route("/openapi.json", routes.described),
             Route("/", routes.look, include_in_schema=False),
         ],
-        middleware=[*_doors(desk.settings), Middleware(Gate, desk.settings, say)],
+        middleware=[*_doors(engine.settings), Middleware(Guard, engine.settings, say)],
         exception_handlers=dict.fromkeys((ApiError, HTTPException, ClientDisconnect, Exception), _explained),
     )
 
@@ -79,8 +79,8 @@ async def _explained(_: Request, error: Exception) -> Response:
 
 
 class Routes:
-    def __init__(self, desk: Desk) -> None:
-        self._desk, self._answers, self._name = desk, Answers(desk), desk.settings.name
+    def __init__(self, engine: EngineClient) -> None:
+        self._engine, self._answers, self._name = engine, Answers(engine), engine.settings.name
         self._made, self._page = int(time.time()), (Path(__file__).parent / "page.html").read_bytes()
 
     async def chat_completions(self, request: Request) -> Response:
@@ -100,7 +100,7 @@ class Routes:
         return Json(await until_gone(request.receive, completion.whole()))
 
     def _check_model(self, name: str | None) -> None:
-        if name not in (None, self._name, self._desk.settings.checkpoint):
+        if name not in (None, self._name, self._engine.settings.checkpoint):
             raise ApiError(404, f"there is no model {name!r}; this server has {self._name!r}", param="model",
                            code="model_not_found")  # fmt: skip
 
@@ -119,7 +119,7 @@ class Routes:
 
     async def health(self, _: Request) -> Response:
         """200 where requests are taken."""
-        self._desk.check_open()
+        self._engine.check_open()
         return Json({"status": "ok"})
 
     async def version(self, _: Request) -> Response:
@@ -128,20 +128,20 @@ class Routes:
 
     async def metrics(self, _: Request) -> Response:
         """Prometheus' exposition format."""
-        return Response(self._desk.metrics.page(), media_type="text/plain; version=0.0.4")
+        return Response(self._engine.metrics.page(), media_type="text/plain; version=0.0.4")
 
     async def speed(self, _: Request) -> Response:
         """The default knobs, and how the engine is doing."""
-        desk = self._desk
-        knobs = {name: getattr(desk.settings, name) for name in SpeedRequest.__struct_fields__}
+        engine = self._engine
+        knobs = {name: getattr(engine.settings, name) for name in SpeedRequest.__struct_fields__}
         said = knobs | {"methods": list(self._answers.ready.methods)}
-        return Json(said | {"state": desk.state._asdict() | {"queued": desk.queued}})
+        return Json(said | {"state": engine.state._asdict() | {"queued": engine.queued}})
 
     async def set_speed(self, request: Request) -> Response:
-        """Turn the default knobs, for all who fixed none of their own, from the next forward on."""
-        self._desk.check_open()
+        """Turn the default knobs, for all requests that fixed none of their own, from the next forward on."""
+        self._engine.check_open()
         body = msgspec.structs.asdict(read(await request.body(), SpeedRequest))
-        self._desk.turn(**{name: value for name, value in body.items() if value is not None})
+        self._engine.turn(**{name: value for name, value in body.items() if value is not None})
         return await self.speed(request)
 
     async def described(self, request: Request) -> Response:

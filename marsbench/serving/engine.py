@@ -99,7 +99,7 @@ class Engine:
         self._waiting: dict[int, Running] = {}  # in their order
         self._joining: dict[int, Running] = {}  # those whose prompts are being forwarded
         self._running: dict[int, Running] = {}
-        self._pieces: Iterator[None] = iter(())  # what is left of the prompts of those who join
+        self._pieces: Iterator[None] = iter(())  # what is left of the prompts of those that join
         self._failed: list[int] = []  # requests that are to leave since they have failed
         self._turned_by: Any = None  # what the knobs of all in flight are made of; None = not known
         self._stepping = False  # whether the last round was a step, so that newcomers come next
@@ -126,7 +126,7 @@ class Engine:
 
     def cancel(self, number: int, used: int | None = None) -> None:
         """End a request; what it has come to is reported as cancelled, or as stopped where its first `used` tokens are
-        all that is wanted. One that is gone already is none.
+        all that is wanted. One that is gone already stays as it is.
         """
         if number in self._joining:  # a long prompt comes alone
             self._pieces = iter(())
@@ -143,7 +143,7 @@ class Engine:
         return bool(self._report.started or self._report.ended)
 
     def report(self, *, whole: bool = True) -> Report:
-        """What came since the last report; unless it is to be whole, tokens only of those who have started or ended."""
+        """What came since the last report; if it is not `whole`, tokens only of requests that started or ended."""
         report, self._report = self._report, Report(State())
         if not whole:
             urgent = {*report.started, *(number for number, _ in report.ended)}
@@ -251,7 +251,7 @@ class Engine:
         self._prefill()
 
     def _prefill(self) -> None:
-        """Forward the next piece of prompts; who has come with the last is in flight."""
+        """Forward the next piece of prompts; with the last one, they are in flight."""
         try:
             for _ in self._pieces:
                 return

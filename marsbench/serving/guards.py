@@ -109,7 +109,7 @@ class RequestLog(RotatingFileHandler):
                 self._say(f"warning: the log of requests cannot be written: {self.baseFilename}")
 
 
-class Gate:
+class Guard:
     """ASGI middleware: a request from a foreign page, without a key, or with a body that is too large or too slow, gets
     no further. Every answer has its number, the client's own if it has given one.
     """
@@ -157,20 +157,20 @@ class Gate:
         left = [await self._body(headers, receive)]
 
         async def again() -> Message:
-            """The body once more, and then whatever the client does next."""
+            """The body once more, then what the client does next."""
             return {"type": "http.request", "body": left.pop(), "more_body": False} if left else await receive()
 
         await self._app(scope, again, send)
 
     def _check_page(self, headers: Headers) -> None:
-        """Refuse pages of other sites: one that is open in a browser here acts for the one who sits before it."""
+        """Refuse pages of other sites: in a browser on this machine they could turn the knobs."""
         origin, known = headers.get("origin", "").lower(), {*self._settings.cors_origin}
         is_ours = origin.partition("://")[2] in (headers.get("host", "").lower(), *self._settings.allowed_host)
         if origin and not is_ours and not known & {"*", origin}:
             raise ApiError(403, f"pages of {origin} may not ask this server: see --cors-origin", code="foreign_origin")
 
     def _check_key(self, scope: Scope, headers: Headers) -> None:
-        """Refuse who has no key: as a bearer, as OpenAI's clients have it, or as a password, as a browser does."""
+        """Refuse requests without a key, given as a bearer (OpenAI's clients) or as a password (browsers)."""
         settings, keys = self._settings, list(self._settings.api_key)
         if (scope["method"], scope["path"]) == ("PUT", "/v1/speed"):
             if settings.lock_speed:

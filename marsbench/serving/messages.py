@@ -26,7 +26,7 @@ class Knob(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Request):
-    """A request as the engine takes it, which turns its knobs; None is whatever the server does at the time.
+    """A request as the engine takes it, which turns its knobs; None leaves it to the server.
 
     A request that names its `threshold` keeps it. Only `min_threshold` permits a server with a table of windows to
     narrow the window of `mars`, and to decode at that tau while requests wait: `mars-verified` too, whose drafts then

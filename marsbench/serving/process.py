@@ -15,7 +15,7 @@ from marsbench.errors import UserError
 from marsbench.serving.messages import WIDEST, Cancel, Job, MethodName, Ready
 from marsbench.serving.settings import Settings
 
-_PAUSE_S = 0.005  # between two messages to those who only read on
+_PAUSE_S = 0.005  # between two reports, where no request starts or ends
 _OF_FREE = 0.4  # of the free memory may be the cache: while a layer grows, it is there twice, and steps need some
 
 

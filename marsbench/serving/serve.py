@@ -13,7 +13,7 @@ import uvicorn
 
 from marsbench.errors import UserError
 from marsbench.serving.app import build
-from marsbench.serving.desk import Desk
+from marsbench.serving.engine_client import EngineClient
 from marsbench.serving.guards import is_local
 from marsbench.serving.settings import Settings
 
@@ -56,20 +56,20 @@ def serve(settings: Settings, say: Callable[[str], None]) -> None:
 
 
 async def _serve(settings: Settings, own: socket.socket, say: Callable[[str], None]) -> None:
-    desk = Desk(settings, say)
-    desk.start()
-    _heed_signals(desk, say)
+    engine = EngineClient(settings, say)
+    engine.start()
+    _heed_signals(engine, say)
     try:
-        await desk.started.wait()
-        if desk.fatal is not None:
-            raise desk.fatal
-        if desk.ready is not None and settings.method not in (None, *desk.ready.methods):
+        await engine.started.wait()
+        if engine.fatal is not None:
+            raise engine.fatal
+        if engine.ready is not None and settings.method not in (None, *engine.ready.methods):
             raise UserError(
                 f"method {settings.method!r} needs a checkpoint trained with masks", where=settings.checkpoint,
                 fix="use a MARS checkpoint, --method ar, or --untrained-masks to see what happens without",
             )  # fmt: skip
         config = uvicorn.Config(
-            build(desk, say), log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="off",
+            build(engine, say), log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="off",
             backlog=_WAITING, limit_concurrency=settings.max_connections, ws="none",
         )  # fmt: skip
         server = Server(config)
@@ -80,29 +80,29 @@ async def _serve(settings: Settings, own: socket.socket, say: Callable[[str], No
         if not settings.api_key and not is_local(settings.host):
             say("warning: all who reach this address may use the server: see --api-key")
         say(f"serving {settings.name} on http://{f'[{shown}]' if ':' in shown else shown}:{number}")
-        over = asyncio.create_task(desk.over.wait())
+        over = asyncio.create_task(engine.over.wait())
         await asyncio.wait({serving, over}, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
         await serving
         over.cancel()
-        if desk.fatal is not None:
-            raise desk.fatal
+        if engine.fatal is not None:
+            raise engine.fatal
     finally:
-        desk.close()
+        engine.close()
         own.close()
 
 
-def _heed_signals(desk: Desk, say: Callable[[str], None]) -> None:
+def _heed_signals(engine: EngineClient, say: Callable[[str], None]) -> None:
     """The first signal to end lets answers be finished, the second does not."""
     draining: list[asyncio.Task[None]] = []
 
     def heed() -> None:
-        if draining or not desk.started.is_set():
-            desk.started.set()
-            desk.over.set()
+        if draining or not engine.started.is_set():
+            engine.started.set()
+            engine.over.set()
             return
-        say("ending: nobody is let in any more; a second signal ends at once")
-        draining.append(asyncio.create_task(desk.drain()))
+        say("ending: no request is let in any more; a second signal ends at once")
+        draining.append(asyncio.create_task(engine.drain()))
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, heed)

@@ -1,6 +1,6 @@
 """Tokens as text while they come: nothing is sent that later tokens could change, nor what belongs to a stop string.
 
-Text is made of each token's own bytes, so whatever the portions that tokens come in, it is the same. (To decode rows of
+Text is made of each token's own bytes, so it does not depend on the portions that tokens come in. (To decode rows of
 tokens instead loses what stands beside half a character where a tokenizer falls back to bytes.)
 """
 

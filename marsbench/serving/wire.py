@@ -236,7 +236,7 @@ class SpeedRequest(Struct, forbid_unknown_fields=True):
 
 
 def dumps(body: Any) -> str:
-    """JSON in ASCII on one line, so that no line break of whatever kind ends an event early."""
+    """JSON in ASCII on one line, so that no line break ends an event early."""
     return json.dumps(body, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 
 

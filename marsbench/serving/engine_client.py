@@ -60,7 +60,7 @@ class Stream:
         return pieces
 
 
-class Desk:
+class EngineClient:
     """One engine process and the requests that it answers."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None] = print) -> None:
@@ -160,7 +160,7 @@ class Desk:
         self.over.set()
 
     def _look(self) -> None:
-        """End an engine that has work and says nothing, and requests that take too long; tell readers of silence."""
+        """End an engine that has work and says nothing, and requests that take too long; keep streams alive."""
         if timer := self._timers.get("look"):
             timer.cancel()
         self._timers["look"] = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
@@ -212,7 +212,7 @@ class Desk:
 
     @contextlib.contextmanager
     def submitted(self, streams: Sequence[Stream]) -> Iterator[None]:
-        """Hand jobs to the engine for the time of a `with` block; whatever has not ended by then is cancelled."""
+        """Hand jobs to the engine for the time of a `with` block; what has not ended by then is cancelled."""
         self.check_open()
         for stream in streams:
             self._streams[stream.job.id] = stream

@@ -1,4 +1,4 @@
-"""The desk with engine processes that die, hang, or cannot be started."""
+"""The client with engine processes that die, hang, or cannot be started."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from marsbench.serving import desk as desk_module
+from marsbench.serving import engine_client
 from marsbench.serving.channel import Channel
-from marsbench.serving.desk import Desk, Stream
+from marsbench.serving.engine_client import EngineClient, Stream
 from marsbench.serving.messages import Ending, Job, Ready, Report, State
 from marsbench.serving.settings import Settings
 from marsbench.serving.wire import ApiError
@@ -68,27 +68,27 @@ async def until(holds: Callable[[], Any], seconds: float = 30.0) -> None:
         await asyncio.sleep(0.01)
 
 
-async def answer(desk: Desk, asked: Job) -> Ending | ApiError:
+async def answer(client: EngineClient, asked: Job) -> Ending | ApiError:
     stream = Stream(asked, asyncio.Event())
-    with desk.submitted([stream]):
+    with client.submitted([stream]):
         await until(lambda: stream.ending)
         assert stream.ending is not None
         return stream.ending
 
 
-def tried(run: Any, monkeypatch: pytest.MonkeyPatch, work: Callable[[Desk], Any], **settings: Any) -> list[str]:
-    """What a desk says while something is tried with it."""
-    monkeypatch.setattr(desk_module, "run", run)
-    monkeypatch.setattr(desk_module, "_FIRST_WAIT_S", 0.05)
+def tried(run: Any, monkeypatch: pytest.MonkeyPatch, work: Callable[[EngineClient], Any], **settings: Any) -> list[str]:
+    """What a client says while something is tried with it."""
+    monkeypatch.setattr(engine_client, "run", run)
+    monkeypatch.setattr(engine_client, "_FIRST_WAIT_S", 0.05)
     said = list[str]()
 
     async def all_of_it() -> None:
-        desk = Desk(Settings("", "micro", **settings), said.append)
-        desk.start()
+        client = EngineClient(Settings("", "micro", **settings), said.append)
+        client.start()
         try:
-            await work(desk)
+            await work(client)
         finally:
-            desk.close()
+            client.close()
 
     asyncio.run(all_of_it())
     return said
@@ -98,14 +98,14 @@ def test_an_engine_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatc
     """Guards against a checkpoint that is loaded again and again for ever, since it takes its time to die."""
     clock = itertools.count()
     slow = types.SimpleNamespace(monotonic=lambda: 100.0 * next(clock), perf_counter=time.perf_counter)
-    monkeypatch.setattr(desk_module, "time", slow)  # whatever time they take
+    monkeypatch.setattr(engine_client, "time", slow)  # whatever time they take
 
-    async def work(desk: Desk) -> None:
+    async def work(client: EngineClient) -> None:
         for _ in range(3000):
-            if desk.over.is_set():
+            if client.over.is_set():
                 break
             await asyncio.sleep(0.01)
-        assert desk.fatal is not None and "4 times without an answer" in desk.fatal.what
+        assert client.fatal is not None and "4 times without an answer" in client.fatal.what
 
     assert sum("starting another" in one for one in tried(dies, monkeypatch, work)) == 3
 
@@ -113,13 +113,13 @@ def test_an_engine_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatc
 def test_deaths_between_answers_are_got_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a server that ends after some deaths in a year."""
 
-    async def work(desk: Desk) -> None:
+    async def work(client: EngineClient) -> None:
         for number in range(0, 12, 2):
-            await until(lambda: desk.ready)
-            assert isinstance(await answer(desk, job(number, 5)), Ending)
-            assert isinstance(await answer(desk, job(number + 1)), ApiError)
-            await until(lambda: desk.ready is None)
-        assert not desk.over.is_set()
+            await until(lambda: client.ready)
+            assert isinstance(await answer(client, job(number, 5)), Ending)
+            assert isinstance(await answer(client, job(number + 1)), ApiError)
+            await until(lambda: client.ready is None)
+        assert not client.over.is_set()
 
     tried(answers, monkeypatch, work)
 
@@ -127,16 +127,16 @@ def test_deaths_between_answers_are_got_over(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_engine_that_says_nothing_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against clients that wait for ever for an engine that was stopped, behind a health of 200."""
 
-    async def work(desk: Desk) -> None:
-        await until(lambda: desk.ready)
-        first = desk._process.pid
+    async def work(client: EngineClient) -> None:
+        await until(lambda: client.ready)
+        first = client._process.pid
         os.kill(first, signal.SIGSTOP)
-        found = await answer(desk, job(1, 5))
+        found = await answer(client, job(1, 5))
         assert isinstance(found, ApiError) and found.code == "engine_lost"
         with pytest.raises(ApiError, match="not ready"):
-            desk.check_open()
-        await until(lambda: desk.ready)
-        assert desk._process.pid != first and desk.queued == 0
+            client.check_open()
+        await until(lambda: client.ready)
+        assert client._process.pid != first and client.queued == 0
 
     assert "said nothing" in "".join(tried(hangs, monkeypatch, work, hang_timeout=0.5))
 
@@ -144,9 +144,9 @@ def test_an_engine_that_says_nothing_is_started_anew(monkeypatch: pytest.MonkeyP
 def test_half_a_report_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an event loop that waits for the rest of a report, and so never ends the engine that owes it."""
 
-    async def work(desk: Desk) -> None:
-        await until(lambda: desk.ready)
-        found = await answer(desk, job(1, 5))
+    async def work(client: EngineClient) -> None:
+        await until(lambda: client.ready)
+        found = await answer(client, job(1, 5))
         assert isinstance(found, ApiError) and found.code == "engine_lost"
 
     assert "said nothing" in "".join(tried(halts, monkeypatch, work, hang_timeout=0.5))
@@ -171,9 +171,9 @@ def test_an_engine_that_does_not_read_holds_nobody_up() -> None:
 def test_an_answer_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against one request that is decoded, or waits, for ever."""
 
-    async def work(desk: Desk) -> None:
-        await until(lambda: desk.ready)
-        found = await answer(desk, job(1, 5))
+    async def work(client: EngineClient) -> None:
+        await until(lambda: client.ready)
+        found = await answer(client, job(1, 5))
         assert isinstance(found, ApiError) and found.status == 504
 
     tried(hangs, monkeypatch, work, deadline=0.3)
@@ -182,18 +182,18 @@ def test_an_answer_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_engine_is_started_as_soon_as_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a death while no file can be opened, after which nobody ever starts another."""
 
-    async def work(desk: Desk) -> None:
-        await until(lambda: desk.ready)
-        context: Any = desk_module.multiprocessing.get_context("spawn")
+    async def work(client: EngineClient) -> None:
+        await until(lambda: client.ready)
+        context: Any = engine_client.multiprocessing.get_context("spawn")
         with monkeypatch.context() as patch:
 
             def refuse() -> None:
                 raise OSError(24, "Too many open files")
 
             patch.setattr(type(context), "Pipe", lambda *_: refuse())
-            desk._process.kill()
-            await until(lambda: desk._deaths == 2)
-        await until(lambda: desk.ready)
-        assert isinstance(await answer(desk, job(1, 5)), Ending) and not desk.over.is_set()
+            client._process.kill()
+            await until(lambda: client._deaths == 2)
+        await until(lambda: client.ready)
+        assert isinstance(await answer(client, job(1, 5)), Ending) and not client.over.is_set()
 
     assert "Too many open files" in "".join(tried(answers, monkeypatch, work))
