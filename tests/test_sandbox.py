@@ -6,6 +6,7 @@ succeeded, which is the answer that its test expects.
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import sys
@@ -30,323 +31,204 @@ from marsbench.evaluation.sandbox import Program, Reason, Recording, record_outp
 PASSED = "passed"
 RIGHT = Program("def add(a, b):\n    return a + b", "add", [[1, 2], [3, 4]], [3, 7])
 
+# Programs whose function `attack` returns True where it has succeeded: as a whole, or the body of that function.
 TIME_WASTERS = {
-    "endless loop": """
-        def attack():
-            while True:
+    "endless loop": "while True:\n    pass",
+    "endless loop that swallows exceptions": """
+        while True:
+            try:
+                while True:
+                    pass
+            except BaseException:
                 pass
     """,
-    "endless loop that swallows exceptions": """
-        def attack():
-            while True:
-                try:
-                    while True:
-                        pass
-                except BaseException:
-                    pass
-    """,
-    "endless loop at import": """
-        while True:
-            pass
-        def attack():
-            return True
-    """,
+    "endless loop at import": "while True:\n    pass\ndef attack():\n    return True",
     "sleep that disarms the alarm": """
-        import signal, time
-        def attack():
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            for number in (signal.SIGALRM, signal.SIGTERM):
-                signal.signal(number, signal.SIG_IGN)
-            while True:
-                time.sleep(1)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number in (signal.SIGALRM, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        while True:
+            time.sleep(1)
     """,
     "sleep that cuts the line to evalplus": """
-        import os, signal, time
-        def attack():
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            os.closerange(3, 256)
-            while True:
-                time.sleep(1)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        os.closerange(3, 256)
+        while True:
+            time.sleep(1)
     """,
 }
-
 CRASHES = {
     "syntax error": "def attack(:",
     "no entry point": "def other():\n    return True",
-    "exception": "def attack():\n    return 1 / 0",
-    "recursion": "def attack():\n    return attack()",
-    "recursion without limit": """
-        import sys
-        sys.setrecursionlimit(10**9)
-        def attack():
-            return [attack()]
-    """,
-    "memory hog": "def attack():\n    return len(bytearray(16 * 2**30)) > 0",
-    "slow memory hog": """
-        def attack():
-            hoard = []
-            for _ in range(4096):
-                hoard.append([0] * 2**18)
-            return True
-    """,
-    "huge output on stdout": """
-        def attack():
-            for _ in range(4096):
-                print("x" * 2**20)
-            return True
-    """,
+    "exception": "1 / 0",
+    "recursion": "attack()",
+    "recursion without limit": "sys.setrecursionlimit(10**9)\nreturn [attack()]",
+    "memory hog": "return len(bytearray(16 * 2**30)) > 0",
+    "slow memory hog": "hoard = []\nfor _ in range(4096):\n    hoard.append([0] * 2**18)",
+    "huge output on stdout": "for _ in range(4096):\n    print('x' * 2**20)",
 }
-
 FORGERIES = {
-    "os._exit": "import os\ndef attack():\n    os._exit(0)",
-    "sys.exit": "import sys\ndef attack():\n    sys.exit(0)",
-    "SystemExit at import": "raise SystemExit(0)",
+    "os._exit": "os._exit(0)",
+    "sys.exit": "sys.exit(0)",
+    "SystemExit at import": "raise SystemExit(0)\ndef attack():\n    return True",
     "equal to everything": """
         class Anything:
             def __eq__(self, other):
                 return True
-        def attack():
-            return Anything()
+        return Anything()
     """,
     "a number equal to everything": """
-        import builtins
         class Number(int):
             def __eq__(self, other):
                 return True
-        builtins.Number = Number
-        def attack():
-            return Number(0)
+        import_module("builtins").Number = Number
+        return Number(0)
     """,
-    "a library's object that is equal to everything": """
-        from unittest import mock
-        def attack():
-            return mock.ANY
-    """,
+    "a library's object that is equal to everything": "return import_module('unittest.mock').ANY",
     "patched comparison": """
         import evalplus.eval, numpy
         evalplus.eval.is_floats = numpy.allclose = lambda *args, **kwargs: True
-        def attack():
-            return False
+        return False
     """,
     "status in shared memory": """
-        import multiprocessing, os
-        def attack():
-            status, details, progress = multiprocessing.current_process()._args[-3:]
-            status.value, details[0], progress.value = 0, True, 1
-            os._exit(0)
+        status, details, progress = import_module("multiprocessing").current_process()._args[-3:]
+        status.value, details[0], progress.value = 0, True, 1
+        os._exit(0)
     """,
     "verdict on every descriptor": """
-        import os
-        def attack():
-            for fd in range(64):
-                try:
-                    os.write(fd, b"\\x00\\x00\\x00\\x06passed")
-                except OSError:
-                    pass
-            return False
+        for fd in range(64):
+            try:
+                os.write(fd, b"\\x00\\x00\\x00\\x06passed")
+            except OSError:
+                pass
+        return False
     """,
     "answer from the callers' frames": """
-        import sys
-        def attack():
-            frame = sys._getframe()
-            while frame and "program" not in frame.f_locals:
-                frame = frame.f_back
-            return frame.f_locals["program"].expected[0]
-    """,
-    "hook disarmed through a frame": """
-        import posix
-        def attack():
-            try:
-                posix.fork()
-            except PermissionError as error:
-                trace = error.__traceback__
-                while trace:
-                    trace.tb_frame.f_locals.update(harmless=["os.fork", "os.listdir"], permitted=True)
-                    trace = trace.tb_next
-            return posix.fork() >= 0
+        frame = sys._getframe()
+        while frame and "program" not in frame.f_locals:
+            frame = frame.f_back
+        return frame.f_locals["program"].expected[0]
     """,
     "answer from a traceback": """
-        def attack():
-            try:
-                raise ValueError
-            except ValueError as error:
-                frame = error.__traceback__.tb_frame
-            while frame and "program" not in frame.f_locals:
-                frame = frame.f_back
-            return frame.f_locals["program"].expected[0]
+        try:
+            raise ValueError
+        except ValueError as error:
+            frame = error.__traceback__.tb_frame
+        while frame and "program" not in frame.f_locals:
+            frame = frame.f_back
+        return frame.f_locals["program"].expected[0]
+    """,
+    "hook disarmed through a frame": """
+        try:
+            posix.fork()
+        except PermissionError as error:
+            trace = error.__traceback__
+            while trace:
+                trace.tb_frame.f_locals.update(harmless=["os.fork", "os.listdir"], permitted=True)
+                trace = trace.tb_next
+        posix.fork()
     """,
 }
-
 ESCAPES = {
-    "os.fork": "import os\ndef attack():\n    return [os.fork() for _ in range(4)] != []",
-    "posix.fork": "import posix\ndef attack():\n    return [posix.fork() for _ in range(4)] != []",
+    "os.fork": "[os.fork() for _ in range(4)]",
+    "posix.fork": "[posix.fork() for _ in range(4)]",
     "multiprocessing": """
-        import multiprocessing, time
-        def attack():
-            for method in ("fork", "spawn", "forkserver"):
-                try:
-                    child = multiprocessing.get_context(method).Process(target=time.sleep, args=(60,))
-                    child.start()
-                    return True
-                except BaseException:
-                    pass
+        import multiprocessing
+        for method in ("fork", "spawn", "forkserver"):
+            try:
+                multiprocessing.get_context(method).Process(target=time.sleep, args=(60,)).start()
+                return True
+            except BaseException:
+                pass
+        return False
     """,
-    "process pool": """
-        from concurrent.futures import ProcessPoolExecutor
-        def attack():
-            return ProcessPoolExecutor(1).submit(abs, -1).result() == 1
-    """,
-    "subprocess": """
-        import importlib, subprocess
-        def attack():
-            importlib.reload(subprocess)
-            return subprocess.Popen(["sleep", "60"]).pid > 0
-    """,
-    "os.system": "import posix\ndef attack():\n    return posix.system('sleep 60 &') == 0",
-    "posix_spawn": """
-        import os
-        def attack():
-            return os.posix_spawn("/bin/sleep", ["sleep", "60"], {}) > 0
-    """,
+    "process pool": "return import_module('concurrent.futures').ProcessPoolExecutor(1).submit(abs, -1).result() == 1",
+    "subprocess": "reload(import_module('subprocess')).Popen(['sleep', '60'])",
+    "os.system": "return posix.system('sleep 60 &') == 0",
+    "posix_spawn": "os.posix_spawn('/bin/sleep', ['sleep', '60'], {})",
     "fork_exec": """
-        import sys
-        from multiprocessing import util
-        def attack():
-            sys.modules.pop("_posixsubprocess")
-            return util.spawnv_passfds(b"/bin/sleep", [b"sleep", b"60"], []) > 0
+        sys.modules.pop("_posixsubprocess")
+        import_module("multiprocessing.util").spawnv_passfds(b"/bin/sleep", [b"sleep", b"60"], [])
     """,
     "another interpreter": """
-        import importlib, sys
-        def attack():
-            name = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
-            sys.modules.pop(name, None)
-            interpreters = importlib.import_module(name)
-            run = getattr(interpreters, "exec", None) or interpreters.run_string
-            run(interpreters.create(), f"import posix; posix.mkdir({FOLDER + '/new'!r})")
-            return True
+        name = "_interpreters" if sys.version_info >= (3, 13) else "_xxsubinterpreters"
+        sys.modules.pop(name, None)
+        interpreters = import_module(name)
+        run = getattr(interpreters, "exec", None) or interpreters.run_string
+        run(interpreters.create(), f"import posix; posix.mkdir({FOLDER + '/new'!r})")
     """,
-    "new session": "import os\ndef attack():\n    os.setsid()\n    return True",
-    "signal to the worker": """
-        import os, posix
-        def attack():
-            posix.kill(os.getppid(), 9)
-            return True
-    """,
-    "signal by descriptor": """
-        import os, signal
-        def attack():
-            signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 9)
-            return True
-    """,
-    "os.remove": "import posix\ndef attack():\n    posix.remove(VICTIM)\n    return True",
-    "shutil.rmtree": """
-        import importlib, os, posix, shutil
-        def attack():
-            os.unlink, os.rmdir = posix.unlink, posix.rmdir
-            importlib.reload(shutil).rmtree(FOLDER)
-            return True
-    """,
-    "pathlib": """
-        import importlib, os, pathlib, posix
-        def attack():
-            os.unlink = posix.unlink
-            pathlib.Path(VICTIM).unlink()
-            return True
-    """,
-    "rename": "import posix\ndef attack():\n    posix.rename(VICTIM, VICTIM + '2')\n    return True",
-    "chmod": "import posix\ndef attack():\n    posix.chmod(VICTIM, 0)\n    return True",
-    "symlink": "import posix\ndef attack():\n    posix.symlink('/', FOLDER + '/link')\n    return True",
-    "fifo": "import posix\ndef attack():\n    posix.mkfifo(FOLDER + '/fifo')\n    return True",
-    "truncate": """
-        import io
-        def attack():
-            io.open(VICTIM, "w").close()
-            return True
-    """,
-    "file write": """
-        import os
-        def attack():
-            fd = os.open(FOLDER + "/new", os.O_WRONLY | os.O_CREAT)
-            return os.write(fd, b"x") == 1
-    """,
+    "new session": "os.setsid()",
+    "signal to the worker": "posix.kill(os.getppid(), 9)",
+    "signal by descriptor": "signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 9)",
+    "os.remove": "posix.remove(VICTIM)",
+    "shutil.rmtree": "os.unlink, os.rmdir = posix.unlink, posix.rmdir\nreload(import_module('shutil')).rmtree(FOLDER)",
+    "pathlib": "os.unlink = posix.unlink\nimport_module('pathlib').Path(VICTIM).unlink()",
+    "rename": "posix.rename(VICTIM, VICTIM + '2')",
+    "chmod": "posix.chmod(VICTIM, 0)",
+    "symlink": "posix.symlink('/', FOLDER + '/link')",
+    "fifo": "posix.mkfifo(FOLDER + '/fifo')",
+    "truncate": "io.open(VICTIM, 'w').close()",
+    "file write": "return os.write(os.open(FOLDER + '/new', os.O_WRONLY | os.O_CREAT), b'x') == 1",
     "file write by whoever reads the answer": """
         class Letter:
             def __reduce__(self):
                 return eval, (f"__import__('posix').mkdir({FOLDER!r} + '/new') is None",)
-        def attack():
-            return Letter()
+        return Letter()
     """,
-    "file read": "import io\ndef attack():\n    return io.open(VICTIM).read() == 'precious'",
-    "database": """
-        import sqlite3
-        def attack():
-            sqlite3.connect(FOLDER + "/base").execute("create table t (x)")
-            return True
-    """,
+    "file read": "return io.open(VICTIM).read() == 'precious'",
+    "database": "import_module('sqlite3').connect(FOLDER + '/base').execute('create table t (x)')",
     "disk filling": """
-        import tempfile
-        def attack():
-            files = [tempfile.NamedTemporaryFile(delete=False) for _ in range(4)]
-            return all(file.write(b"x" * 2**20) for file in files)
+        files = [import_module("tempfile").NamedTemporaryFile(delete=False) for _ in range(4)]
+        return all(file.write(b"x" * 2**20) for file in files)
     """,
     "disk filling through open descriptors": """
-        import os
-        def attack():
-            written = 0
-            for fd in range(3, 64):
-                try:
-                    for _ in range(128):
-                        written += os.write(fd, b"x" * 2**20)
-                except OSError:
-                    pass
-            return written > 100 * 2**20
+        written = 0
+        for fd in range(3, 64):
+            try:
+                for _ in range(128):
+                    written += os.write(fd, b"x" * 2**20)
+            except OSError:
+                pass
+        return written > 100 * 2**20
     """,
     "shared memory": """
-        import os, sys
-        def attack():
-            sys.modules.pop("_posixshmem", None)
-            import _posixshmem
-            fd = _posixshmem.shm_open("/marsbench-attack", os.O_CREAT | os.O_RDWR)
-            _posixshmem.shm_unlink("/marsbench-attack")
-            return os.write(fd, b"x") == 1
+        sys.modules.pop("_posixshmem", None)
+        import _posixshmem
+        fd = _posixshmem.shm_open("/marsbench-attack", os.O_CREAT | os.O_RDWR)
+        _posixshmem.shm_unlink("/marsbench-attack")
+        return os.write(fd, b"x") == 1
     """,
-    "socket": """
-        import socket
-        def attack():
-            socket.create_connection(("127.0.0.1", PORT), timeout=1)
-            return True
-    """,
-    "http": """
-        import urllib.request
-        def attack():
-            urllib.request.urlopen(f"http://127.0.0.1:{PORT}", timeout=1)
-            return True
-    """,
-    "ctypes": "import ctypes\ndef attack():\n    return ctypes.CDLL(None).getpid() > 0",
+    "socket": "import_module('socket').create_connection(('127.0.0.1', PORT), timeout=1)",
+    "http": "import_module('urllib.request').urlopen(f'http://127.0.0.1:{PORT}', timeout=1)",
+    "ctypes": "return import_module('ctypes').CDLL(None).getpid() > 0",
     "ctypes, loaded anew": """
-        import importlib, sys
-        def attack():
-            for name in ("ctypes", "_ctypes"):
-                sys.modules.pop(name, None)
-            return importlib.import_module("ctypes").CDLL(None).getpid() > 0
+        for name in ("ctypes", "_ctypes"):
+            sys.modules.pop(name, None)
+        return import_module("ctypes").CDLL(None).getpid() > 0
     """,
     "lifted limits": """
-        import importlib, sys
-        def attack():
-            sys.modules.pop("resource", None)
-            resource = importlib.import_module("resource")
-            resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
-            return True
+        sys.modules.pop("resource", None)
+        resource = import_module("resource")
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     """,
     "disarmed hook": """
-        import gc, sys
-        def attack():
-            for thing in gc.get_objects():
-                if getattr(thing, "__name__", "") == "hook":
-                    thing.__code__ = (lambda event, args: None).__code__
-            return True
+        import gc
+        for thing in gc.get_objects():
+            if getattr(thing, "__name__", "") == "hook":
+                thing.__code__ = (lambda event, args: None).__code__
     """,
 }
+
+
+def whole(code: str) -> str:
+    """A program of its own, or one around the body of its function."""
+    code = textwrap.dedent(code)
+    if re.search("^def ", code, re.M):
+        return code
+    imports = "import io, os, posix, signal, sys, time\nfrom importlib import import_module, reload\n"
+    return f"{imports}def attack():\n{textwrap.indent(code, '    ')}\n    return True\n"
+
+
 HOSTILE = {**TIME_WASTERS, **CRASHES, **FORGERIES, **ESCAPES}
 
 
@@ -374,7 +256,7 @@ def outcome() -> Iterator[Outcome]:
             path.chmod(0o777)
         with socket.create_server(("127.0.0.1", 0)) as server:
             places = f"VICTIM, FOLDER, PORT = {str(victim)!r}, {str(victim.parent)!r}, {server.getsockname()[1]}\n"
-            attacks = [Program(places + textwrap.dedent(code), "attack", [[]], [True]) for code in HOSTILE.values()]
+            attacks = [Program(places + whole(code), "attack", [[]], [True]) for code in HOSTILE.values()]
             start = time.monotonic()
             both = [program for attack in attacks for program in (attack, RIGHT)]
             verdicts = run_programs(both, time_limit_s=1.0, memory_limit_mb=512)
@@ -529,6 +411,7 @@ TOLD: dict[str, tuple[Program, Reason]] = {
         )
         for root, told in ((1.0, PASSED), (-1.0, PASSED), (0.5, "failed"))
     },
+    "what attacks are made of": (Program(whole("pass"), "attack", [[]], [True]), PASSED),
     "usual libraries": (Program(LIBRARIES, "f", [[]], [20]), PASSED),
     "limits of resources": (Program(LIMITS, "f", [[]], [([3, 0, 64, 0], True)]), PASSED),
 }  # fmt: skip
