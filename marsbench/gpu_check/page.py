@@ -66,12 +66,13 @@ def page_of(root: Path) -> str:
 def render(rows: Sequence[CheckRow], steps: Sequence[MethodStepRow] = ()) -> str:
     every: list[Row] = [*steps, *rows]
     devices = dict.fromkeys(row.device for row in rows)
+    commands = dict.fromkeys(str(row.provenance["command"]) for row in every if "command" in row.provenance)
     return paragraphs(
         "# Speed at true size, on a GPU",
         " ".join(_OPENING.split()) if steps else "",
         *[part for device in dict.fromkeys(row.device for row in steps) for part in _speed(device, steps)],
         *[part for device in devices for part in _checked(device, rows)],
-        facts_section(every, _commands(every)) if every else "",
+        facts_section(every, "; ".join(commands) or "marsbench gpu-check") if every else "",
     ) + ("\n")
 
 
@@ -243,12 +244,6 @@ def _in_words(facts: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name} {', '.join(f'{number:.3f}' for number in value)}"
         else:
             yield f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {'n/a' if value is None else value}"
-
-
-def _commands(rows: Sequence[Row]) -> str:
-    """By which commands the rows were made."""
-    commands = dict.fromkeys(str(row.provenance["command"]) for row in rows if "command" in row.provenance)
-    return "; ".join(commands) or "marsbench gpu-check"
 
 
 def reckoned(root: Path, size: str, benchmark: str = "gsm8k") -> dict[int, float] | None:

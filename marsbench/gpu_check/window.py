@@ -168,14 +168,9 @@ def time_steps(window: Window, size: str) -> None:
             median(timed.steps), weights, reading, str(bench.half).removeprefix("torch."),
             tokens_per_second=timed.tokens_per_second, provenance=provenance(seed=0),
         )  # fmt: skip
-        _keep(window.output, row)
-
-
-def _keep(output: Path, row: MethodStepRow) -> None:
-    """Write a row, in place of an older one of its line, shape and card."""
-    row = replace(row, key=content_hash(_place(row)))
-    others = [other for other in steps_of(output) if _place(other) != _place(row)]
-    write_atomically(output / STEPS, rows_text([*others, row]).encode())
+        row = replace(row, key=content_hash(_place(row)))
+        others = [other for other in steps_of(window.output) if _place(other) != _place(row)]
+        write_atomically(window.output / STEPS, rows_text([*others, row]).encode())
 
 
 def _place(row: MethodStepRow) -> dict[str, Any]:
