@@ -112,7 +112,7 @@ class Reporter:
     def bar(self, title: str, *, guesses: bool = True) -> Iterator[Bar]:
         """A bar for the time of a `with` block, gone afterwards; `guesses`: whether it guesses how long it will take.
 
-        It takes all steps to be alike; who knows better says so in the note.
+        It takes all steps to be alike; where they are not, the note says so.
         """
         if not self._console.is_terminal:
             self.say(title)

@@ -150,7 +150,7 @@ CONTENDERS = (
 _TOKENS, _RACED_TOKENS = 192, 96  # of an answer at most: to learn from, and in the race
 _ROWS = 16  # answers decoded at once
 _FEWEST = 12  # prompts
-# Where nobody gives any: what the model asks itself, and how much of it at once on a GPU.
+# Without prompts: how many the model asks itself, and how many at once on a GPU.
 _SELF_ASKED, _SELF_ASKED_ON_GPU, _ASKING_ON_GPU = 1_000, 12_000, 512
 _HELD_OUT = 12  # prompts at most
 _PROBED_STEPS = 2  # of training, that are timed

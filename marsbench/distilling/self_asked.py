@@ -1,6 +1,6 @@
 """Prompts that a model asks itself: users' turns, sampled from where its chat template begins one (arXiv 2406.08464).
 
-For who has no prompts at hand: what a model takes for a question is like what it was taught to answer.
+For users without prompts: what a model takes for a question is like what it was taught to answer.
 """
 
 from __future__ import annotations

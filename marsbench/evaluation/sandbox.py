@@ -161,7 +161,7 @@ class _Worker:
         return reason, b""
 
     def close(self) -> None:
-        """Kill the worker and whatever runs in its session."""
+        """Kill the worker and all that runs in its session."""
         if self._connection.closed:
             return
         with suppress(ProcessLookupError, PermissionError):  # macOS refuses where only a zombie is left

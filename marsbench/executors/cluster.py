@@ -106,7 +106,7 @@ class Cluster(Executor):
         return True
 
     def _free_node(self) -> _Node | None:
-        """A node for what is to be alone; None while there is none.
+        """A node for a task that is to be alone; None while none is free.
 
         On one machine with several nodes it waits until nothing else is under way: a race that shares its machine is
         none.

@@ -66,7 +66,7 @@ def fetch(name: str, say: Say) -> Path:
         return place
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with locked(place.with_name(f"{name}.lock"), say=say):  # who waited here finds it finished
+        with locked(place.with_name(f"{name}.lock"), say=say):  # another process may have fetched it meanwhile
             if not is_there(name):
                 _make(name, model, source, place, say)
     except OSError as error:

@@ -63,7 +63,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
     (outer, _), began = signal.getitimer(signal.ITIMER_REAL), time.monotonic()
     before = signal.signal(signal.SIGALRM, end)
-    # Once more each second: what is raised where nobody can catch it, in a destructor, is lost.
+    # Once more each second: what is raised in a destructor cannot be caught, and is lost.
     signal.setitimer(signal.ITIMER_REAL, min(seconds, outer or seconds), 1)
     try:
         yield
@@ -84,7 +84,7 @@ class Tried(NamedTuple):
 
 
 def tried(work: Callable[[], Any], limit_s: float) -> Tried:
-    """Do something for so long at most; whatever fails keeps nothing else from running."""
+    """Run `work` for `limit_s` seconds at most; its errors become a status."""
     reason, value, began = "", None, time.perf_counter()
     status: Literal["done", "timeout", "failed"] = "done"
     try:
@@ -209,7 +209,7 @@ class Bench:
         return torch.cuda.max_memory_allocated(self.device) if self.on_gpu else None
 
     def forget_peak(self) -> None:
-        """Begin to count memory anew, with what nobody holds given back."""
+        """Count the peak of memory anew, after unused memory is given back."""
         if self.on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)

@@ -169,7 +169,7 @@ def peak() -> int:
 
 
 def _left_in_container(group: Path) -> int | None:
-    """What a container's limit leaves, files in memory that can be dropped not counted; None where there is none."""
+    """Bytes that a container's limit leaves, files in memory that can be dropped not counted; None without a limit."""
     try:
         limit = (group / "memory.max").read_text(encoding="ascii").strip()
         used = int((group / "memory.current").read_text(encoding="ascii"))
