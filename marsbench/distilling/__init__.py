@@ -1,1 +1,1 @@
-"""A model's own answers to given prompts, as chat data to train on: prompts and a model are all the data that is needed."""
+"""A model's own answers to given prompts, as chat data to train on: prompts and a model are all it takes."""
