@@ -308,13 +308,10 @@ class Distiller:
         """Everything that decides the answers; a lossless method does not, and neither does the batch size."""
         return {
             "weights": self.answering.loaded.weights[:16],
-            "chat template": content_hash(str(self.chats.tokenizer.chat_template)),
-            "prompts": content_hash(prompts),
-            "max_new_tokens": self.max_new_tokens,
-            "temperature": self.temperature,
-            "seed": self.seed,
+            "chat template": content_hash(str(self.chats.tokenizer.chat_template)), "prompts": content_hash(prompts),
+            "max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "seed": self.seed,
             "dtype": self.answering.loaded.dtype,
-        }
+        }  # fmt: skip
 
     def _answer(
         self, requests: Mapping[tuple[int, int], Request], prompts: Sequence[list[Message]],

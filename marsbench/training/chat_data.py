@@ -30,15 +30,8 @@ ROLES = ("system", "user", "assistant", "tool")
 Message = dict[str, str]  # role and content
 # What a turn may say beside its text. It would be lost, and the rest learned as if that were all.
 _BESIDE_TEXT = (
-    "tool_calls",
-    "function_call",
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-    "refusal",
-    "audio",
-    "images",
-)
+    "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "refusal", "audio", "images",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -89,14 +89,9 @@ def default_device() -> str:
 
 
 def load(
-    path: str | Path,
-    *,
-    dtype: torch.dtype = torch.float32,
-    device: str | torch.device = "cpu",
-    needs_tokenizer: bool = True,
-    stage: str | None = None,
-    adapter: str | Path | None = None,
-) -> Loaded:
+    path: str | Path, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu",
+    needs_tokenizer: bool = True, stage: str | None = None, adapter: str | Path | None = None,
+) -> Loaded:  # fmt: skip
     """Load a checkpoint folder (or a hub name, or a model of `fetching`); never runs code that comes with a checkpoint.
 
     An adapter's folder is loaded with the model that it was trained on, where that still lies where it did. `stage` is

@@ -93,14 +93,9 @@ def cast_once(model: PreTrainedModel) -> None:
 
 
 def gated_loss(
-    adapter: nn.Module,
-    input_ids: Tensor,
-    labels: Tensor,
-    *,
-    model: PreTrainedModel,
-    block_size: int,
+    adapter: nn.Module, input_ids: Tensor, labels: Tensor, *, model: PreTrainedModel, block_size: int,
     mask_token_id: int,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The mask term of the MARS objective (paper equation 6), as the paper aligns it, for masks on a frozen model.
 
     Blocks are counted from the start of the response, and in every sequence from a place of its own, drawn each
@@ -135,14 +130,8 @@ def gated_loss(
     at, alone = position[row, column], getattr(adapter, "module", adapter)
     assert isinstance(alone, GatedAdapter), "that is what is trained here"
     nll = nll_at(
-        adapter,
-        row,
-        column,
-        input_ids[row, at + 1],
-        **by_head(alone.of_head.head, model, input_ids[row, at]),
-        input_ids=torch.full_like(position, mask_token_id),
-        position_ids=position,
-        attention_mask=additive_mask(visible, model.dtype),
-        past_key_values=cache,
-    )
+        adapter, row, column, input_ids[row, at + 1], **by_head(alone.of_head.head, model, input_ids[row, at]),
+        input_ids=torch.full_like(position, mask_token_id), position_ids=position,
+        attention_mask=additive_mask(visible, model.dtype), past_key_values=cache,
+    )  # fmt: skip
     return mean_over_rows(nll, row, len(labels))

@@ -53,13 +53,9 @@ def build_tokenizer(
         [*islice(world.corpus(0, level), texts), f"system\n{SYSTEM}\nuser\nassistant\n" * 1000], trainer
     )
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=core,
-        pad_token=PAD,
-        eos_token=END,
-        mask_token=MASK,
-        additional_special_tokens=[START],
+        tokenizer_object=core, pad_token=PAD, eos_token=END, mask_token=MASK, additional_special_tokens=[START],
         clean_up_tokenization_spaces=False,
-    )
+    )  # fmt: skip
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 

@@ -104,19 +104,13 @@ def _train(
     _save(trainer, finished, tokenizer, learner, _base_seen_from(folder, recipe, parent))
     if trainer.is_world_process_zero():
         record = TrainingRecord(
-            key=recipe.key,
-            recipe=asdict(recipe),
+            key=recipe.key, recipe=asdict(recipe),
             provenance={**started, "processes": arguments.world_size, **(fitting.facts() if fitting else {})},
-            parameters=parameters,
-            steps=arguments.max_steps,
-            tokens=data.tokens,
-            seconds=meter.seconds,
-            loss=meter.loss,
-            losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+            parameters=parameters, steps=arguments.max_steps, tokens=data.tokens, seconds=meter.seconds,
+            loss=meter.loss, losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
             measures=measures | learner.measures(held_out(recipe, tokenizer)),
-            base_weights=None if learner.saves_model else started_from,
-            weights=records.weights_hash(finished),
-        )
+            base_weights=None if learner.saves_model else started_from, weights=records.weights_hash(finished),
+        )  # fmt: skip
         records.publish(record, finished, folder)
         shutil.rmtree(work)
     trainer.accelerator.wait_for_everyone()
