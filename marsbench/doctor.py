@@ -7,7 +7,6 @@ doctor` is needed most.
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Literal
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 from rich.markup import escape
 from rich.table import Table
 
@@ -27,7 +25,6 @@ from marsbench.files import nearest_existing
 from marsbench.neighbours import others_cores, warning
 from marsbench.paths import tasks_dir
 from marsbench.presets import DEFAULT_SCALE, preset
-from marsbench.provenance import gpus_now
 
 GIB = 2**30
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -44,32 +41,22 @@ class Check:
 
 
 def checks(scale: str, output: Path, data_dir: Path | None = None) -> list[Check]:
-    """All findings for a run at `scale` that writes below `output`; changes nothing that stays.
-
-    `data_dir` is where local copies of the real benchmarks lie, None where they are to come from the hub.
-    """
+    """All findings for a run that writes below `output`, with real data from `data_dir`, or the hub if it is None."""
     needs = preset(scale)
     return [
-        *check_packages(),
-        *check_device(scale, needs.memory_gib),
-        *check_idle(),
-        check_output(output, needs.disk_gib),
-        check_data(scale, data_dir),
-    ]
+        *check_packages(), *check_device(scale, needs.memory_gib), check_idle(),
+        check_output(output, needs.disk_gib), check_data(scale, data_dir),
+    ]  # fmt: skip
 
 
 def check_packages() -> Iterator[Check]:
-    """Python, and every package that marsbench's own metadata asks for; those of an extra only warn."""
+    """Every package that marsbench's own metadata asks for; those of an extra only warn."""
     try:
-        supported = metadata.metadata("marsbench")["Requires-Python"]
         requirements = [Requirement(line) for line in metadata.requires("marsbench") or []]
         tasks_dir()
     except (metadata.PackageNotFoundError, UserError) as error:
         yield Check("marsbench", "fail", f"not installed, or not all of it: {error}", "pip install -e '.[all]'")
         return
-    fits = SpecifierSet(supported).contains(platform.python_version(), prereleases=True)
-    finding = f"{platform.python_version()}, needed {supported}"
-    yield Check("python", "ok" if fits else "fail", finding, "make the environment with a newer Python")
     for needed in requirements:
         wants = needed.marker.evaluate if needed.marker else bool
         extra = next((extra for extra in ("", "eval", "real", "report") if wants({"extra": extra})), None)
@@ -93,13 +80,11 @@ def check_device(scale: str, memory_gib: float) -> Iterator[Check]:
     except (ImportError, OSError) as error:  # OSError: a shared library of PyTorch's does not load
         yield Check("device", "fail", f"PyTorch cannot be loaded: {error}", "pip install --force-reinstall torch")
         return
-    free, slow = [psutil.virtual_memory().available], preset(scale).needs_gpu
-    if torch.cuda.is_available():  # a process loads its model on one device
-        gpus = range(torch.cuda.device_count())
-        free, slow = [torch.cuda.mem_get_info(index)[0] for index in gpus], False
-        device = f"CUDA: {', '.join(map(torch.cuda.get_device_name, gpus))}; marsbench gpu-check says whether it is fit"
-    else:
-        device = f"CPU, {os.cpu_count()} cores"
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)  # a process loads its model on one
+    free, slow = [torch.cuda.mem_get_info(index)[0] for index in gpus], preset(scale).needs_gpu and not gpus
+    device = f"CUDA: {', '.join(map(torch.cuda.get_device_name, gpus))}; marsbench gpu-check says whether it is fit"
+    if not gpus:
+        free, device = [psutil.virtual_memory().available], f"CPU, {os.cpu_count()} cores"
         reason, fix = why_not_native(), "install g++ or clang++: decoding on a CPU is slower without"
         yield Check("native code", "warn" if reason else "ok", reason or in_words(), fix)
     finding = f"{device}: far too slow for {scale}" if slow else device
@@ -109,15 +94,11 @@ def check_device(scale: str, memory_gib: float) -> Iterator[Check]:
     yield Check("memory", "ok" if enough else "fail", finding, "stop other programs, or choose a smaller --scale")
 
 
-def check_idle() -> Iterator[Check]:
-    """Whether other processes compute here, on the CPU or on a GPU; takes half a second."""
-    busy = [warning(others_cores())]
-    for index, gpu in enumerate(gpus_now()):
-        if gpu["others"] or (isinstance(gpu["busy_percent"], float) and gpu["busy_percent"] > 10):
-            busy.append(f"GPU {index} is at work {gpu['busy_percent']} % of the time, with {gpu['others']} others")
-    said = "; ".join(filter(None, busy))
+def check_idle() -> Check:
+    """Whether other processes compute here; takes half a second."""
+    busy = warning(others_cores())
     fix = "stop them before a race: it would time the scheduler"
-    yield Check("idle", "warn" if said else "ok", said or "no other process is at work", fix)
+    return Check("idle", "warn" if busy else "ok", busy or "no other process is at work", fix)
 
 
 def check_output(output: Path, needed_gib: float) -> Check:

@@ -157,8 +157,7 @@ def test_doctor_reports_packages_as_the_metadata_asks(monkeypatch: pytest.Monkey
     """Guards against a missing core package that only warns, and a missing extra that stops a run."""
     wanted = ["no-such-core", "no-such-eval; extra == 'eval'", "no-such-dev; extra == 'dev'", "pytest>=1"]
     monkeypatch.setattr("importlib.metadata.requires", lambda _: wanted)
-    _, *checks = doctor.check_packages()
-    found = {check.name: check for check in checks}
+    found = {check.name: check for check in doctor.check_packages()}
     assert {name: check.ok for name, check in found.items()} == {
         "no-such-core": "fail",
         "no-such-eval": "warn",
@@ -233,7 +232,4 @@ def test_task_files_are_found_in_checkouts_and_wheels(monkeypatch: pytest.Monkey
 def test_doctor_says_whether_others_are_at_work(used: float | None, ok: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a race beside a forgotten program, and a false alarm on an idle or a silent machine."""
     monkeypatch.setattr(doctor, "others_cores", lambda: used)
-    use = ((0.0, 0), ("[N/A]", 0), (95.0, 0), (0.0, 1))
-    gpus = [{"busy_percent": busy, "others": others} for busy, others in use]
-    monkeypatch.setattr(doctor, "gpus_now", lambda: gpus)
-    assert [check.ok for check in doctor.check_idle()] == [ok, "ok", "ok", "warn", "warn"]
+    assert doctor.check_idle().ok == ok

@@ -6,7 +6,7 @@ speculators' `acceptance.csv`. Forwards that verify no draft count in none of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from marsbench.decoding.generation import Generation, Meter
@@ -23,9 +23,14 @@ class Acceptance:
     @classmethod
     def of(cls, generations: Iterable[Generation]) -> Acceptance:
         """Counted over all answers together."""
+        return cls.counted(generation.acceptance_histogram_by_draft_length for generation in generations)
+
+    @classmethod
+    def counted(cls, histograms: Iterable[Mapping[int, Sequence[int]]]) -> Acceptance:
+        """Of histograms: drafts of a forward -> how many forwards found 0, 1, ... of them right."""
         drafts, tokens, right = 0, 0, list[int]()
-        for found in (one.acceptance_histogram_by_draft_length for one in generations):
-            for drafted, counts in found.items():
+        for histogram in histograms:
+            for drafted, counts in histogram.items():
                 drafts, tokens = drafts + sum(counts), tokens + drafted * sum(counts)
                 right += [0] * (drafted - len(right))
                 for place in range(drafted):

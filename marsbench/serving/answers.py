@@ -14,6 +14,7 @@ from contextlib import ExitStack, aclosing
 from itertools import chain, zip_longest
 from typing import Any, NamedTuple, TypeVar
 
+from marsbench.decoding.acceptance_report import Acceptance
 from marsbench.decoding.generation import seed_of
 from marsbench.serving.engine_client import EngineClient, Stream
 from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Piece, Ready
@@ -320,28 +321,25 @@ class Completion:
         ]  # fmt: skip
         ours = {"total_tokens": sum(counts.values()), "marsbench": of_each[0] if len(of_each) == 1 else of_each}
         costs: Body = {"usage": counts | ours}
-        if drafted := sum(ending.drafted for _, ending in ended):
-            costs["metrics"] = {"speculative_decoding": _acceptance([ending for _, ending in ended], drafted)}
+        if any(ending.accepted for _, ending in ended):
+            costs["metrics"] = {"speculative_decoding": _acceptance([ending for _, ending in ended])}
         return costs
 
 
-def _acceptance(endings: Sequence[Ending], drafted: int) -> Body:
+def _acceptance(endings: Sequence[Ending]) -> Body:
     """How drafts fared in some answers, under the names of vLLM and speculators."""
     by_length: dict[int, list[int]] = {}
     for ending in endings:
         for length, sizes in ending.accepted.items():
             by_length[length] = _summed([by_length.get(length, []), sizes])
-    histogram = _summed(by_length.values())
-    steps, accepted = sum(histogram), sum(size * count for size, count in enumerate(histogram))
+    of_all, histogram = Acceptance.counted([by_length]), _summed(by_length.values())
     return {
-        "mean_acceptance_length": round(1 + accepted / max(steps, 1), 4),
-        "draft_acceptance_rate": round(accepted / drafted, 4), "acceptance_histogram": histogram,
-        "num_spec_steps": steps, "num_accepted_draft_tokens": accepted, "num_draft_tokens": drafted,
+        "mean_acceptance_length": round(of_all.mean_acceptance_length, 4),
+        "draft_acceptance_rate": round(of_all.num_accepted_tokens / of_all.num_draft_tokens, 4),
+        "acceptance_histogram": histogram, "num_spec_steps": of_all.num_drafts,
+        "num_accepted_draft_tokens": of_all.num_accepted_tokens, "num_draft_tokens": of_all.num_draft_tokens,
         "num_spec_tokens": len(histogram) - 1,
-        # Unconditional: the part of all steps in which the draft at a place counted.
-        "acceptance_rate_per_position": [
-            round(sum(histogram[place:]) / steps, 4) for place in range(1, len(histogram))
-        ],
+        "acceptance_rate_per_position": [round(rate, 4) for rate in of_all.acceptance_rate_per_position],
         "acceptance_histogram_by_draft_length": {str(length): by_length[length] for length in sorted(by_length)},
     }  # fmt: skip
 

@@ -67,8 +67,7 @@ class Running:
         }
         return Ending(
             generation.finish if self.used is None else "stop", generation.emitted, generation.forwards,
-            self.thresholds, self.windows, self.lossless, accepted,
-            sum(masks * count for (masks, _), count in self.accepted.items()), likelihood, self.failure,
+            self.thresholds, self.windows, self.lossless, accepted, likelihood, self.failure,
         )  # fmt: skip
 
 

@@ -73,7 +73,6 @@ class Ending:
     lossless: bool = True  # whether its tokens are those of `ar`
     # Masks of a decoding step -> how many such steps settled 0, 1, 2, ... tokens beyond the first.
     accepted: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    drafted: int = 0  # masks that stood in them
     likelihood: Likelihood | None = None  # where it did not come with the tokens
     failure: str = ""  # why the engine could not answer
 
