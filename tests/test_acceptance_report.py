@@ -19,6 +19,7 @@ from marsbench.decoding.acceptance_report import Acceptance, cycle_in_words
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Generation, Meter, Request
 from marsbench.racing import step_time
+from marsbench.training.records import AT_PLACE, TrainingRecord
 
 GOLDEN = Path(__file__).parent / "golden"
 # Forwards that settle 1, 3, 1, 2 and 1 tokens; the prompt's and the last but one verify no draft.
@@ -69,7 +70,7 @@ def test_the_method_auto_is_the_window_that_pays(
     goes nowhere, and other tokens than `ar`'s.
     """
     asked: list[int] = []
-    monkeypatch.setattr(step_time, "window_that_pays", lambda _, rows: asked.append(rows) or window)
+    monkeypatch.setattr(step_time, "windows_that_pay", lambda _, rows, __: asked.append(rows) or [window])
     lines = [json.dumps({"prompt_ids": ids}) + "\n" for ids in golden["prompts"][:3]]
     (tmp_path / "in.jsonl").write_text("".join(lines))
     found = {}
@@ -92,3 +93,11 @@ def test_the_method_auto_is_the_window_that_pays(
     (counted,) = csv.DictReader((tmp_path / "csv").open())
     assert max(drafted, default=0) == window - 1 == len([name for name in counted if "pos" in name])
     assert ("a cycle:" in done.output) == (window > 1)
+
+
+def test_a_record_says_how_often_drafts_were_right() -> None:
+    """Guards against a table of windows that takes shares of all forwards for rates of drafts that were reached."""
+    shares = {f"{AT_PLACE}{place}": share for place, share in enumerate((0.8, 0.4, 0.1))}
+    record = TrainingRecord("", {}, {}, "", 0, 0, 0, 0.0, 0.0, measures={**shares, f"{AT_PLACE}4": 1.0, "other": 1.0})
+    assert record.acceptance == pytest.approx((0.8, 0.5, 0.25))
+    assert not TrainingRecord("", {}, {}, "", 0, 0, 0, 0.0, 0.0).acceptance

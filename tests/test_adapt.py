@@ -64,7 +64,9 @@ def test_killed_at_every_stage_it_ends_with_the_page_of_a_run_that_was_not(
     assert [line[0] for line in what_is_sure(page)[2:]] == [one.name for one in CONTENDERS]
     plan = json.loads((whole / "plan.json").read_text())
     assert f"all {plan['held_out'] * len(CONTENDERS)} answers have the tokens of `ar`" in page
-    assert load(whole / "adapter").model.adapter.head is not None  # type: ignore[union-attr]
+    loaded = load(whole / "adapter")
+    assert loaded.model.adapter.head is not None  # type: ignore[union-attr]
+    assert loaded.acceptance and all(0 <= rate <= 1 for rate in loaded.acceptance), "for the table of windows"
     killed.mkdir()
     shutil.copy(whole / "plan.json", killed)  # what fits into the time is measured, and would differ
     command = [sys.executable, "-m", "marsbench", *arguments(base, prompts, killed)]
@@ -125,6 +127,6 @@ def _result(name: str, speed: float, same: int, gaps: list[float]) -> Result:
 def test_the_page_says_what_was_found(speed: float, gaps: list[float], said: str) -> None:
     """Guards against a page that recommends what is slower, or passes a wrong answer off as rounding."""
     found = [_result("ar", 1.0, 4, []), _result("masks, linear, W = 3", speed, 4 - len(gaps), gaps)]
-    page = page_of("a-model", Path("out/adapter"), torch.bfloat16, Plan(24, 4, 50, 1.0, 1.0, 1.0), found)
-    assert said in page
+    page = page_of("a-model", Path("out/adapter"), torch.bfloat16, Plan(24, 4, 50, 1.0, 1.0, 1.0), found, [4, 3, 1])
+    assert said in page and "up to 1 rows 4 tokens, up to 2 rows 3 tokens, above ar" in page
     assert ("--method mars-verified --layout linear --window 3" in page) == (speed > 1)

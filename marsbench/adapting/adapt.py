@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from marsbench.answering import Answering
+from marsbench.decoding.acceptance_report import Acceptance
 from marsbench.decoding.generation import Request
 from marsbench.distilling.distill import Distiller, read_prompts
 from marsbench.distilling.self_asked import self_asked
@@ -28,7 +29,9 @@ from marsbench.methods.fitting import fit
 from marsbench.methods.settings import load_aloud
 from marsbench.presets import Preset
 from marsbench.progress import Reporter, roughly
+from marsbench.racing.position_law import in_words
 from marsbench.racing.race import Outcome, Race, RoundLog
+from marsbench.racing.step_time import windows_that_pay
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
@@ -39,6 +42,7 @@ from marsbench.training.bases import ship
 from marsbench.training.chat_data import Message
 from marsbench.training.checkpoints import default_device, with_adapter
 from marsbench.training.memory import at_hand
+from marsbench.training.records import AT_PLACE, RECORD, finished, in_json
 from marsbench.training.stages import Recipe
 
 LAPS = 5  # of the race
@@ -76,8 +80,13 @@ class Result(NamedTuple):
     gaps: list[float]  # where others part from them: by how much the model prefers `ar`'s token, in logits
 
 
-def page_of(base: str, adapter: Path, dtype: torch.dtype, plan: Plan, results: Sequence[Result]) -> str:
-    """One screen: what the adapter buys on this machine, with which settings, and the commands to use it."""
+def page_of(
+    base: str, adapter: Path, dtype: torch.dtype, plan: Plan, results: Sequence[Result], windows: Sequence[int]
+) -> str:
+    """One screen: what the adapter buys on this machine, with which settings, and the commands to use it.
+
+    `windows` are those that pay for 1 row, 2, ...
+    """
     best = max(results, key=lambda line: line.speed_up.value)
     name, options = best.contender.name, best.contender.options
     kind = str(dtype).removeprefix("torch.")
@@ -104,6 +113,8 @@ def page_of(base: str, adapter: Path, dtype: torch.dtype, plan: Plan, results: S
         table(["", "tokens/s over `ar`", "tokens/forward", "answers as `ar`'s"], lines),
         f"Trained for {plan.steps:,} steps on the model's own answers to {plan.prompts - plan.held_out:,} prompts; "
         f"raced on {plan.held_out} that training did not see, {LAPS} laps.",
+        f"For more rows at a time, by what a step costs here and how often these drafts were right: "
+        f"{in_words(windows)}. `serve --adapt` and `decode --method auto` work this table out where they run.",
         "## Use it",
         "\n".join([
             "```console",
@@ -147,6 +158,7 @@ CONTENDERS = (
         "masks, linear, W = 4, and prompt lookup", "", "mars-lookup", layout="linear", block_size=4, draft_length=4
     ),
 )  # fmt: skip
+_DRAFTING = "masks, linear, W = 4"  # whose drafts tell how often one is right, in the layout of the table
 _TOKENS, _RACED_TOKENS = 192, 96  # of an answer at most: to learn from, and in the race
 _ROWS = 16  # answers decoded at once
 _FEWEST = 12  # prompts
@@ -217,9 +229,9 @@ class Adapting:
             checkpoints, recipe = self._training(plan.steps, self._answers)
             checkpoints.train(recipe)
             ship(self._workspace.checkpoint(recipe), adapter)
-        results = self._race(plan, adapter)
+        results, windows = self._race(plan, adapter)
         page = self._out / "README.md"
-        write_atomically(page, page_of(self._base, adapter, self._dtype, plan, results).encode())
+        write_atomically(page, page_of(self._base, adapter, self._dtype, plan, results, windows).encode())
         return page
 
     # ---- the plan ----
@@ -271,14 +283,24 @@ class Adapting:
 
     # ---- the race ----
 
-    def _race(self, plan: Plan, adapter: Path) -> list[Result]:
+    def _race(self, plan: Plan, adapter: Path) -> tuple[list[Result], tuple[int, ...]]:
+        """All contenders on the prompts held out, at batch size 1; and the windows that pay for more rows.
+
+        How often drafts were right goes into the adapter's record.
+        """
         loaded = with_adapter(self._loaded, adapter)
         entrants = {line.name: Answering.of(line, loaded) for line in CONTENDERS}
         prompts = self._chats.encoded([self._prompts[number] for number in plan.kept_back], self._source)
         race = Race(entrants, prompts, 1, _RACED_TOKENS, *self._chats.ends(loaded), LAPS)
         with self._reporter.bar("racing on the prompts held out") as bar:
             outcomes = race.run(RoundLog(), bar.update)
-        return [self._result(entry, outcomes, prompts) for entry in CONTENDERS if outcomes[entry.name].status == "done"]
+        rates = Acceptance.of(outcomes[_DRAFTING].generations).acceptance_rate_per_position
+        if (record := finished(adapter)) is not None:
+            record.measures.update({f"{AT_PLACE}{place}": rate for place, rate in enumerate(rates)})
+            write_atomically(adapter / RECORD, in_json(record))
+        windows = windows_that_pay(loaded.model, _ROWS, record.acceptance if record else ())
+        done = [self._result(entry, outcomes, prompts) for entry in CONTENDERS if outcomes[entry.name].status == "done"]
+        return done, windows
 
     def _result(self, contender: Line, outcomes: dict[str, Outcome], prompts: Sequence[list[int]]) -> Result:
         ar, mine = outcomes["ar"], outcomes[contender.name]

@@ -111,10 +111,10 @@ class Decoding:
 
     def that_pays(self, loaded: Loaded, rows: int, reporter: Reporter) -> Decoding:
         """The same by the window that pays for so many rows on this machine, as a server's table has it, or by `ar`."""
-        from marsbench.racing.step_time import window_that_pays
+        from marsbench.racing.step_time import windows_that_pay
 
         knows = self.untrained_masks or (loaded.knows_masks and {loaded.mask_id, self.options.get("mask_id")} != {None})
-        window = window_that_pays(loaded.model, rows) if knows and rows else 1
+        window = windows_that_pay(loaded.model, rows, loaded.acceptance)[-1] if knows and rows else 1
         reporter.say(f"for {rows} rows here: {'ar' if window == 1 else f'mars-verified, linear, W = {window}'}")
         if window == 1:
             return replace(self.by("ar"), threshold=None)

@@ -18,7 +18,7 @@ import numpy as np
 from marsbench.rows.kinds import StepTimeRow, SweepRow
 
 WIDEST = 16  # window that is looked at
-ACCEPTANCE = 0.6  # how often a draft is right, where nobody says otherwise
+ACCEPTANCE = 0.6  # how often a draft is right, where no record says it
 _GAIN = 1.05  # in tokens per second, that a window must promise over `ar`
 
 

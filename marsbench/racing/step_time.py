@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -96,9 +96,13 @@ def measured_law(model: Any, rows: int) -> PositionLaw:
     return law_of(rows_of_each, windows, list(zip(*laps, strict=True)))
 
 
-def window_that_pays(model: Any, rows: int, acceptance: float = ACCEPTANCE) -> int:
-    """The window of drafts in a line for so many rows on this machine: what a server's table has; 1 is `ar`."""
-    return windows_by_rows(measured_law(model, rows), rows, WIDEST, (acceptance,))[-1]
+def windows_that_pay(model: Any, rows: int, acceptance: Sequence[float] = ()) -> tuple[int, ...]:
+    """The window of drafts in a line that pays for 1 row, 2, ... `rows` on this machine; 1 is `ar`.
+
+    The one table for `serve --adapt`, `decode --method auto` and `adapt`. `acceptance` says how often drafts are right,
+    by place; without it, a usual rate stands for all.
+    """
+    return windows_by_rows(measured_law(model, rows), rows, WIDEST, acceptance or (ACCEPTANCE,))
 
 
 def _step(model: Any, shape: StepShape) -> float:

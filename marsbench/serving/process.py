@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.serving.messages import WIDEST, Cancel, Job, MethodName, Ready
+from marsbench.serving.messages import Cancel, Job, MethodName, Ready
 from marsbench.serving.settings import Settings
 
 _PAUSE_S = 0.005  # between two reports, where no request starts or ends
@@ -44,8 +44,8 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     from marsbench.methods.fitting import default_ids, fit
     from marsbench.methods.settings import load_aloud
     from marsbench.progress import Reporter, quieten_libraries
-    from marsbench.racing.position_law import in_words, windows_by_rows
-    from marsbench.racing.step_time import measured_law
+    from marsbench.racing.position_law import in_words
+    from marsbench.racing.step_time import windows_that_pay
     from marsbench.serving.engine import Engine, bytes_per_slot, slots_needed
     from marsbench.training.checkpoints import default_device
 
@@ -68,8 +68,8 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     settings = replace(settings, kv_slots=slots)
     windows: tuple[int, ...] = ()
     if settings.adapt:
-        law = measured_law(loaded.model, settings.max_rows)
-        windows = windows_by_rows(law, settings.max_rows, WIDEST, (settings.acceptance,))
+        rates = loaded.acceptance if settings.acceptance is None else (settings.acceptance,)
+        windows = windows_that_pay(loaded.model, settings.max_rows, rates)
         Reporter().say(f"windows that pay here: {in_words(windows)}")
     engine = Engine(loaded.model, settings, mask_id=mask_id, eos_id=eos_id, pad_id=pad_id, windows=windows)
     engine.capture_ahead(settings.method or methods[:2][-1])

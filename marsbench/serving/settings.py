@@ -48,7 +48,10 @@ class Settings:
         "Measure at start-up what a forward costs by its positions, and decode mars-verified by the window that pays "
         "for the requests in flight, or by ar; use min_threshold while requests wait."
     )] = False  # fmt: skip
-    acceptance: Annotated[float, Option("Of --adapt: how often a draft is right.", least=0, most=1)] = 0.6
+    acceptance: Annotated[
+        float | None,
+        Option("Of --adapt: how often a draft is right [default: as the checkpoint's record has it].", least=0, most=1),
+    ] = None
     # Who may come in.
     host: Annotated[str, Option("Address to listen on; 0.0.0.0 lets other machines in.")] = "127.0.0.1"
     port: Annotated[int, Option("0 takes any that is free.", least=0, most=65535)] = 8000

@@ -46,6 +46,7 @@ class Loaded:
     stage: str | None  # the stage that trained it, None where it does not say
     heads: MedusaHeads | None = None  # Medusa heads, where the checkpoint has some
     base: str | None = None  # the pretrained model that it is, or was trained from, where it says so
+    acceptance: tuple[float, ...] = ()  # how often its drafts were right, as its record has it
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -131,7 +132,8 @@ def load(
     else:
         fetched = folder / fetchable.RECORD
         base = str(read_json(fetched, mend="fetch it again")["name"]) if fetched.is_file() else None
-    loaded = Loaded(model, tokenizer, record.weights if record else weights_hash(folder), stage, heads, base)
+    weights, acceptance = (record.weights, record.acceptance) if record else (weights_hash(folder), ())
+    loaded = Loaded(model, tokenizer, weights, stage, heads, base, acceptance)
     return loaded if adapter is None else with_adapter(loaded, adapter)
 
 
@@ -163,7 +165,7 @@ def with_adapter(loaded: Loaded, adapter: str | Path) -> Loaded:
     weights = hashlib.sha256(f"{loaded.weights} {record.weights}".encode()).hexdigest()
     return replace(
         loaded, model=cast(PreTrainedModel, adapted), own_tokenizer=tokenizer, weights=weights,
-        stage=str(record.recipe["stage"]), heads=None,
+        stage=str(record.recipe["stage"]), heads=None, acceptance=record.acceptance,
     )  # fmt: skip
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
+from itertools import count, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
 from marsbench.json_lines import read_json
 
 RECORD = "marsbench.json"
+AT_PLACE = "acceptance_at_pos_"  # among a record's measures, as speculators' `acceptance.csv` has it
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,13 @@ class TrainingRecord:
     measures: dict[str, float] = field(default_factory=dict)  # what else was measured, such as the accuracy of heads
     base_weights: str | None = None  # of an adapter: SHA-256 of the weights of the model that it was trained on
 
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """How often a draft was right where all before it were, by its place in a window; empty if not measured."""
+        places = takewhile(self.measures.__contains__, (f"{AT_PLACE}{place}" for place in count()))
+        rates = [1.0, *[self.measures[name] for name in places]]  # measured of all forwards that verify drafts
+        return tuple(rate / before for before, rate in pairwise(rates) if before)
+
 
 def finished(folder: Path) -> TrainingRecord | None:
     if not (folder / RECORD).is_file():
@@ -42,8 +51,13 @@ def finished(folder: Path) -> TrainingRecord | None:
 
 def publish(record: TrainingRecord, folder: Path, target: Path) -> None:
     """Write a record into the folder that it is about, and move that to its place in one step."""
-    (folder / RECORD).write_text(json.dumps(asdict(record), indent=1) + "\n", encoding="utf-8")
+    (folder / RECORD).write_bytes(in_json(record))
     folder.rename(target)
+
+
+def in_json(record: TrainingRecord) -> bytes:
+    """A record as its file has it."""
+    return f"{json.dumps(asdict(record), indent=1)}\n".encode()
 
 
 def weights_hash(folder: Path) -> str:
