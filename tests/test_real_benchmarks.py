@@ -329,6 +329,32 @@ def test_settings_of_other_types_are_named(first: Any, second: Any) -> None:
     assert raised.value.where in (f"{file}, line 3", f"{file}, line 4") and raised.value.fix
 
 
+@pytest.mark.parametrize(
+    ("names", "settings"),
+    [
+        (["foo:bar"], [{}]),
+        (["punctuation:no_comma"], []),
+        ([], []),
+        (["punctuation:no_comma"], [{"num_words": 5}]),
+        (["length_constraints:number_words"], [{"num_words": 5, "relation": "about"}]),
+        (["language:response_language"], [{"language": "xx"}]),
+        (["keywords:forbidden_words"], [{"forbidden_words": ["("]}]),
+        (["startend:end_checker"], [{"end_phrase": 5}]),
+    ],
+)
+def test_instructions_that_the_checker_does_not_take_are_named(names: Any, settings: Any, tmp_path: Path) -> None:
+    """Guards against a traceback of lm-eval's checker after hours of decoding."""
+    file = tmp_path / "ifeval" / "train.jsonl"
+    first, second, *_ = map(json.loads, (LITTLE / "ifeval" / "train.jsonl").read_text().splitlines())
+    second |= {"instruction_id_list": names, "kwargs": settings}
+    file.parent.mkdir()
+    file.write_text(json.dumps(first) + "\n" + json.dumps(second))
+    (tmp_path / "nltk_data").symlink_to(LITTLE / "nltk_data")
+    with pytest.raises(UserError, match="checker does not take|instruction_id_list: ") as raised:
+        prepare(benchmark("ifeval"), tmp_path)
+    assert raised.value.where == f"{file}, line 2" and raised.value.fix
+
+
 def test_data_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
     """Guards against a table that dies because one gated benchmark is missing."""
     with pytest.raises(local_data.Unavailable, match="no local copy"):

@@ -17,7 +17,7 @@ import typer
 from marsbench.commands import shared
 from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError
-from marsbench.methods import METHODS, OPTIONS, Options, check_how, explained
+from marsbench.methods import METHODS, OPTIONS, Options, check_heard, check_how, explained
 
 if TYPE_CHECKING:
     from marsbench.answering import Answering
@@ -88,13 +88,7 @@ class Decoding:
 
     def check_heard(self, *methods: str) -> None:
         """Refuse options that no method here would hear of."""
-        for option in self.options:
-            if not any(option in METHODS[method].options for method in methods):
-                word, whose = _word(option), [name for name, info in METHODS.items() if option in info.options]
-                raise UserError(
-                    f"method {' or '.join(map(repr, methods))} has no {word.replace('_', ' ')}",
-                    fix=f"leave --{word.replace('_', '-')} out, or choose one of: {', '.join(whose)}",
-                )
+        check_heard(self.options, methods, _word)
 
     def by(self, method: str) -> Decoding:
         """The same by another method, as far as it concerns that one."""

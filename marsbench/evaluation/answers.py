@@ -13,6 +13,7 @@ from typing import Any
 from datasets import Dataset
 
 from marsbench import world
+from marsbench.errors import told_to_user
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.evaluation.sandbox import Program, Reason, run_programs
 from marsbench.world.ifeval import followed
@@ -115,6 +116,17 @@ def check_sentence_model(data_dir: Path | None) -> None:
             where="looked in " + ", ".join(nltk.data.path),
             fix="run: python -m nltk.downloader punkt_tab; or put nltk_data/ into the folder of --data-dir",
         ) from error
+
+
+def check_instructions(file: Path, docs: Docs) -> None:
+    """Refuse a line of IFEval's file whose instructions the stock checker does not take, before hours of decoding."""
+    fix = "compare its instruction_id_list and kwargs, one for each instruction, with the published ones"
+    for line, doc in enumerate(docs, 1):
+        where = f"{file}, line {line}"
+        with told_to_user("IFEval's checker does not take these instructions", Exception, where=where, fix=fix):
+            if not len(doc["instruction_id_list"]) == len(doc["kwargs"]) > 0:
+                raise ValueError(f"{len(doc['instruction_id_list'])} instructions, {len(doc['kwargs'])} kwargs")
+            instructions_followed(doc, ["any answer"])
 
 
 def instructions_followed(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def load_tasks(chosen: Benchmark, data_dir: Path | None = None) -> dict[str, Any
     something that scoring needs, is not on this machine; `UserError` where local data is damaged.
     """
     if chosen.name == "ifeval":  # what scoring needs must be there before hours of decoding
-        from marsbench.evaluation.answers import check_sentence_model
+        from marsbench.evaluation.answers import check_instructions, check_sentence_model
 
         check_sentence_model(data_dir)
     elif chosen.name == "humaneval":
@@ -125,7 +125,10 @@ def load_tasks(chosen: Benchmark, data_dir: Path | None = None) -> dict[str, Any
         load_problems(data_dir)
     family = chosen.file.stem
     parts = {f"{family}_{subtask}": subtask for subtask in chosen.subtasks} or {family: ""}
-    return {name: _load(chosen, name, subtask, data_dir) for name, subtask in parts.items()}
+    tasks = {name: _load(chosen, name, subtask, data_dir) for name, subtask in parts.items()}
+    if chosen.name == "ifeval" and data_dir is not None:
+        check_instructions(data_dir / local_files(chosen)[0], tasks[family].eval_docs)
+    return tasks
 
 
 def local_files(chosen: Benchmark) -> list[str]:

@@ -88,6 +88,7 @@ def _asked_for(settings: Mapping[str, Any], where: str) -> Request:
     chosen = {"max_new_tokens": read.pop("max_gen_toks"), "seed": read.pop("seed", 0)}
     wrong = [name for name, value in read.items() if value not in _NEUTRAL.get(name, ())]
     wrong += [] if isinstance(samples, bool) else ["do_sample"]
+    wrong += [] if temperature >= 0 and not isinstance(given.get("temperature"), bool) else ["temperature"]
     wrong += [] if all(isinstance(stop, str) for stop in until) else ["until"]
     for name in wrong:
         raise UserError(f"no method here does {name}={settings[name]!r}", where=where, fix=_LEAVE_OUT)

@@ -6,8 +6,9 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from marsbench.errors import UserError
@@ -25,7 +26,7 @@ class Unavailable(UserError):
 
 # What the columns of a file may hold, by what task files call it; lines may lack an "optional" one.
 _KINDS: dict[str, Any] = {
-    "text": str, "texts": list[str], "number": int, "settings": list[dict[str, str | int | list[str] | None]]
+    "text": str, "texts": Annotated[list[str], Field(min_length=1)], "number": int, "settings": list[dict[str, str | int | list[str] | None]]
 }  # fmt: skip
 _KINDS |= {f"optional {name}": NotRequired[kind] for name, kind in _KINDS.items()}
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
+from marsbench.json_lines import parse_json
 from marsbench.progress import Reporter, Step
 
 LOOK_S = 1.0  # how long Ctrl-C may have to wait
@@ -74,7 +75,7 @@ def _state_of(logs: Path, name: str) -> Path:
 def read_state(logs: Path, name: str) -> Step | None:
     """How far a task is, as its process notes it in a file beside its log; None where it is not running."""
     try:
-        return Step(*json.loads(_state_of(logs, name).read_text(encoding="utf-8")))
+        return Step(*parse_json(_state_of(logs, name).read_bytes(), list[Any]))
     except (OSError, ValueError):  # a network file system may show a file that is on its way
         return None
 

@@ -8,6 +8,7 @@ the command line, `generate`, lm-eval's arguments, grids and plans alike. All th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -100,7 +101,8 @@ class Options:
         ),
     ] = None
     head_top: Annotated[
-        int, Option("Likeliest tokens of each mask that the draft head of an adapter chooses from.", least=2)
+        int,
+        Option("Likeliest tokens of each mask that the draft head of an adapter chooses from.", least=2, most=2**20),
     ] = 64
     cache_block: Annotated[int, Option("B_cache, in tokens.", least=1)] = 4
     appended_masks: Annotated[
@@ -132,8 +134,11 @@ class Options:
         return self.block_size
 
 
-# What a user may give: all `Options` but those of the checkpoint.
-OPTIONS = options_of(Options)
+# What a user may give: all `Options` but those of the checkpoint. More tokens than that would fill memory, if they fit.
+OPTIONS = {
+    name: replace(option, most=option.most or 4096) if option.kind is int else option
+    for name, option in options_of(Options).items()
+}
 DEFAULTS = Options()
 
 
@@ -258,6 +263,15 @@ def check_options(name: str, options: Options) -> None:
         )
 
 
+def check_heard(names: Iterable[str], methods: Sequence[str], word: Callable[[str], str] = str) -> None:
+    """Refuse options that no method here would hear of; `word` is what a user calls one."""
+    for option in names:
+        if not any(option in METHODS[method].options for method in methods):
+            whose = ", ".join(name for name, info in METHODS.items() if option in info.options)
+            what = f"method {' or '.join(map(repr, methods))} has no {word(option).replace('_', ' ')}"
+            raise UserError(what, fix=f"leave it out, or choose one of: {whose}")
+
+
 def check_how(
     method: str, options: Options, *, threshold: Any = None, accept: str | None = None, dtype: str = "float32",
     untrained_masks: Any = False, compiled: Any = None,
@@ -316,7 +330,7 @@ def _check_value(name: str, option: Option, value: Any) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, Real):
         raise UserError(f"{words} {value!r} is no number", fix=f"give one, as in {name}=0.95")
-    if option.least is not None and option.most is not None and not option.least <= float(value) <= option.most:
+    if option.least is not None and option.most is not None and not option.least <= value <= option.most:
         raise UserError(
             f"{words} {value} is out of range", fix=f"give a value from {option.least:g} to {option.most:g}"
         )

@@ -6,12 +6,12 @@ here is ever mixed with them: whoever shows one says that it is published.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 
 from marsbench.errors import unknown_name
+from marsbench.json_lines import read_lines
 
 REFERENCE = Path(__file__).with_name("reference.jsonl")
 
@@ -60,5 +60,4 @@ def published(table: str, **filters: object) -> list[Published]:
 
 @lru_cache(maxsize=1)
 def _all_published() -> tuple[Published, ...]:
-    lines = REFERENCE.read_text(encoding="utf-8").splitlines()
-    return tuple(Published(**json.loads(line)) for line in lines)
+    return tuple(read_lines(REFERENCE, Published, what="a published number", mend="install marsbench again"))

@@ -29,7 +29,7 @@ from typing_extensions import NotRequired, TypedDict
 from marsbench.errors import UserError, told_to_user
 from marsbench.json_lines import parse_json, read_text
 from marsbench.line import Line, TrainedStage, checkpoints_of
-from marsbench.methods import METHODS, OPTIONS, Options, check_options, check_threshold
+from marsbench.methods import METHODS, OPTIONS, Options, check_heard, check_options, check_threshold
 from marsbench.paths import PACKAGE
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset, preset
 from marsbench.racing.carried import carried_of
@@ -102,7 +102,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """As yaml does, once the keys are known to differ."""
-        keys = [self.construct_object(key) for key, _ in node.value]
+        keys = [self.construct_object(key) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         if twice := next((key for key in keys if keys.count(key) > 1), None):
             raise yaml.constructor.ConstructorError(None, None, f"{twice!r} is given twice", node.start_mark)
         return super().construct_mapping(node, deep)
@@ -219,8 +219,10 @@ def _contender(given: dict[str, Any], varied: list[str], where: str) -> Line:
     method, options = given["method"], {name: value for name, value in given.items() if name in OPTIONS}
     try:
         check_options(method, Options(mask_id=0, **options))
-        for name in filter(None, (given["stage"], given.get("draft"))):
-            stage(name)
+        check_heard(options, [method])
+        for name in (given["stage"], given.get("draft")):
+            if name is not None:
+                stage(name)
         if threshold is not None and not METHODS[method].takes_threshold:
             raise UserError(f"method {method!r} cannot take threshold {threshold!r}", fix="leave it out")
         check_threshold(method, threshold, options.get("metric", "probability"))
