@@ -350,7 +350,7 @@ def test_instructions_that_the_checker_does_not_take_are_named(names: Any, setti
     file.parent.mkdir()
     file.write_text(json.dumps(first) + "\n" + json.dumps(second))
     (tmp_path / "nltk_data").symlink_to(LITTLE / "nltk_data")
-    with pytest.raises(UserError, match="checker does not take|instruction_id_list: ") as raised:
+    with pytest.raises(UserError, match=r"checker does not take|instruction_id_list: ") as raised:
         prepare(benchmark("ifeval"), tmp_path)
     assert raised.value.where == f"{file}, line 2" and raised.value.fix
 

@@ -6,6 +6,7 @@ succeeded, which is the answer that its test expects.
 
 from __future__ import annotations
 
+import datetime
 import re
 import shutil
 import socket
@@ -322,6 +323,15 @@ VALUES: dict[str, Any] = {  # what a right program may return -> what it equals
         "x", 3, 0.5, [1]
     ],
     "[type('S', (base,), {})([1, 2]) for base in (tuple, set, frozenset)]": [(1, 2), {1, 2}, frozenset((1, 2))],
+    "type('S', (complex,), {})(1j)": 1j,
+    "[collections.UserList([1]), collections.UserString('x')]": [[1], "x"],
+    "[collections.UserDict(a=1), collections.ChainMap({'a': 1}), types.MappingProxyType({'a': 1})]": 3 * [{"a": 1}],
+    "[{'a': 1}.keys(), {'a': 1}.items()]": [{"a"}, {("a", 1)}],
+    "[memoryview(b'x'), type('S', (bytearray,), {})(b'x')]": [b"x", b"x"],
+    "[type('S', (base,), {})('0.5') for base in (decimal.Decimal, fractions.Fraction)]": [0.5, 0.5],
+    "[datetime.date(2020, 2, 3), datetime.timedelta(1)]": [datetime.date(2020, 2, 3), datetime.timedelta(1)],
+    "[int, ..., slice(1, 2)]": [int, ..., slice(1, 2)],
+    "numpy.array([3])": [3],
     "enum.IntEnum('E', 'A B').B": 2,
     "enum.Enum('E', {'A': 'x'}, type=str).A": "x",
     "numpy.int64(3)": 3,
@@ -335,14 +345,18 @@ VALUES: dict[str, Any] = {  # what a right program may return -> what it equals
 }  # fmt: skip
 
 
-REPORTS = ["print_exc()", "format_exc()", "format_exception(error)", "extract_tb(error.__traceback__)"]
-REPORTING = """
-import traceback
+DEEDS = [  # that reach nothing
+    "traceback.print_exc()", "traceback.format_exc()", "traceback.format_exception(error)", "logging.exception('so')",
+    "traceback.extract_tb(error.__traceback__)", "traceback.print_stack()", "types.FunctionType(f.__code__, {})",
+    "marshal.dumps([1])", "glob.glob('*')", "[*os.walk('.')]", "[*pathlib.Path('.').rglob('*')]", "inspect.stack()",
+]  # fmt: skip
+DOING = """
+import glob, inspect, logging, marshal, os, pathlib, traceback, types
 def f():
     try:
         return 1 / 0
     except ZeroDivisionError as error:
-        traceback.{}
+        {}
     return 1
 """
 LIBRARIES = """
@@ -381,18 +395,19 @@ TOLD: dict[str, tuple[Program, Reason]] = {
     **{
         f"a right value: {code}": (
             Program(
-                "import collections, decimal, enum, fractions, functools, numpy, typing\n"
+                "import collections, datetime, decimal, enum, fractions, functools, numpy, types, typing\n"
                 f"def f():\n    return {code}", "f", [[]], [right],
             ), PASSED,
         )
         for code, right in VALUES.items()
     },
-    **{f"a traceback by {report}": (Program(REPORTING.format(report), "f", [[]], [1]), PASSED) for report in REPORTS},
+    **{deed: (Program(DOING.replace("{}", deed, 1), "f", [[]], [1]), PASSED) for deed in DEEDS},
     **{
         f"wrong: {code}": (Program(f"def f():\n    return {code}", "f", [[]], [expected]), "failed")
         for code, expected in [
             ("3", 2), ("'2'", 2), ("(1, 2)", [1, 2]), ("0.3001", 0.3), ("None", 0), ("lambda: 2", 2),
-            ("[0.5, 1]", [0.5]),
+            ("[0.5, 1]", [0.5]), ("{1: 2}.values()", [2]), ("__import__('numpy').arange(2)", [0, 1]),
+            ("type('S', (list,), {})([1])", (1,)), ("type('M', (dict,), {'__eq__': lambda *_: True})(a=1)", {"a": 2}),
         ]
     },
     **{

@@ -26,7 +26,8 @@ class Unavailable(UserError):
 
 # What the columns of a file may hold, by what task files call it; lines may lack an "optional" one.
 _KINDS: dict[str, Any] = {
-    "text": str, "texts": Annotated[list[str], Field(min_length=1)], "number": int, "settings": list[dict[str, str | int | list[str] | None]]
+    "text": str, "texts": Annotated[list[str], Field(min_length=1)], "number": int,
+    "settings": list[dict[str, str | int | list[str] | None]],
 }  # fmt: skip
 _KINDS |= {f"optional {name}": NotRequired[kind] for name, kind in _KINDS.items()}
 

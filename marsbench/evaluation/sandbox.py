@@ -3,7 +3,8 @@
 Worker interpreters, one per job, run `sandbox_worker`: without torch, secrets or any way back to this process but one
 pipe, and without a network where the system lets users give theirs up (`unshare`). There evalplus's guard, limits on
 resources and a hook that refuses all but computing hold careless and mischievous programs: they get the standard
-library and numpy, but no files, processes, sockets or ctypes (so no asyncio, scipy, pandas or sympy either).
+library and numpy, but no files, databases, processes, sockets, tracing or ctypes (so no asyncio, scipy, pandas or
+sympy either).
 
 This is no virtual machine. A fault of CPython or numpy that lets a program write to memory gets past all of it, and
 what is past it acts as the user who scores; programs may read what the interpreter has loaded, and they share the
@@ -40,9 +41,10 @@ EVALPLUS_MAX_TIME_LIMIT_S = 60.0
 MIN_RECORD_BYTES, MAX_RECORD_BYTES = 64 * 2**20, 512 * 2**20  # HumanEval/15 of HumanEval+ takes 130 MB
 
 # Classes, beyond those that pickle knows by itself, whose values may leave the sandbox.
-_BUILTINS = "bytearray bytes complex dict float frozenset int list range set str tuple"
+_BUILTINS = "Ellipsis NotImplemented bytearray bytes complex dict float frozenset int list range set slice str tuple"
 PLAIN_CLASSES = {
     *(("builtins", name) for name in _BUILTINS.split()),
+    *(("datetime", name) for name in ("date", "datetime", "time", "timedelta", "timezone")),
     ("collections", "deque"), ("decimal", "Decimal"), ("fractions", "Fraction"), ("numpy", "dtype"),
     ("numpy.core.multiarray", "scalar"), ("numpy._core.multiarray", "scalar"),
 }  # fmt: skip

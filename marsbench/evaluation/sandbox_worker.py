@@ -26,8 +26,12 @@ import sysconfig
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+import zoneinfo
+from collections import UserList, UserString, deque
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
+from decimal import Decimal
+from fractions import Fraction
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
@@ -43,37 +47,44 @@ LATE = (-signal.SIGALRM, -signal.SIGXCPU, None)  # those of a child that took to
 
 # What generated code may do, as audit events. The hook looks more closely at imports and files.
 HARMLESS_EVENTS = """
-    array.__new__ builtins.id code.__new__ compile exec marshal.loads object.__delattr__ object.__getattr__
-    object.__setattr__ os.listdir os.putenv os.scandir os.unsetenv pickle.find_class sys._getframe
+    array.__new__ builtins.id builtins.input code.__new__ compile exec function.__new__ glob.glob glob.glob/2
+    marshal.dumps marshal.loads object.__delattr__ object.__getattr__ object.__setattr__ os.fwalk os.listdir os.putenv
+    os.scandir os.unsetenv os.walk pathlib.Path.glob pathlib.Path.rglob pickle.find_class sys._getframe
     sys._getframemodulename sys.excepthook sys.unraisablehook time.sleep
 """
 # They act without audit events, or make interpreters that have no hook.
 REFUSED_MODULES = "ctypes _ctypes _posixshmem _posixsubprocess _interpreters _xxsubinterpreters"
-LIBRARIES = (
-    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    os.path.dirname(np.__file__) + os.sep,
-)
+LIBRARIES = tuple(
+    folder + os.sep
+    for folder in (
+        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), os.path.dirname(np.__file__),
+        *zoneinfo.TZPATH,
+    )
+)  # fmt: skip
 # Functions that reach beyond their process without an audit event.
 UNAUDITED_OS = "mkfifo mknod pidfd_open setns setpgid setpgrp setpriority setsid unshare"
 UNAUDITED = {os: UNAUDITED_OS, posix: UNAUDITED_OS, signal: "pidfd_send_signal"}
 UNAUDITED |= {subprocess: "_fork_exec", _posixsubprocess: "fork_exec"}
 
-# Values of classes made of built-in ones, such as named tuples and counters, are recorded as the built-in values that
-# they hold, whatever their class says that they equal.
+# Values of classes made of plain ones or standing for them, such as named tuples, counters and views of dictionaries,
+# are recorded as the plain values that they hold, whatever their class says that they equal.
 _WHOLE = slice(None)
 PLAIN: dict[type, Callable[[Any], Any]] = {
-    str: str.__str__, int: int.__int__, float: float.__float__, dict: dict.copy, set: set().union,
-    frozenset: frozenset().union, tuple: lambda value: tuple.__getitem__(value, _WHOLE),
+    str: str.__str__, int: int.__int__, float: float.__float__, complex: complex.__pos__, dict: dict.copy,
+    set: set().union, frozenset: frozenset().union, tuple: lambda value: tuple.__getitem__(value, _WHOLE),
     list: lambda value: list.__getitem__(value, _WHOLE), bytes: lambda value: bytes.__getitem__(value, _WHOLE),
+    bytearray: bytes, memoryview: bytes, Decimal: Decimal, Fraction: Fraction, deque: deque, UserList: list,
+    UserString: str, Mapping: dict, Set: set, np.ndarray: lambda value: value.tolist() if value.size == 1 else value,
 }  # fmt: skip
 
 
 class PlainPickler(pickle.Pickler):
-    """Writes values of subclasses as those of the built-in classes."""
+    """Writes values of such classes as plain ones."""
 
     def reducer_override(self, value: Any) -> Any:
         base = next((base for base in PLAIN if isinstance(value, base)), None)
-        return (base, (PLAIN[base](value),)) if base else NotImplemented
+        plain = value if base is None else PLAIN[base](value)
+        return NotImplemented if type(plain) is type(value) else (type(plain), (plain,))
 
 
 def main() -> None:
