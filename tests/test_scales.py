@@ -19,7 +19,7 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from click.testing import Result
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -238,14 +238,15 @@ BAD_DATA = {
 
 
 @given(
-    beside=st.dictionaries(
-        st.sampled_from(["tool_calls", "function_call", "reasoning_content"]), st.just([{"name": "f"}])
-    ),
+    beside=st.dictionaries(st.sampled_from(["tool_calls", "thinking", "image"]), st.just("f"))
+    | st.dictionaries(st.text(), st.just([{"name": "f"}]))
+    | st.sampled_from([{"weight": 0}, {"train": False}]),
     content=st.sampled_from(["", " \n", "Let me see."]),
 )
 def test_an_answer_is_learned_whole_or_refused(beside: dict[str, Any], content: str) -> None:
     """Guards against a model that is taught to say nothing where a turn calls a tool, or half of what a turn holds."""
-    turns = [TALK[1], {"role": "assistant", "content": content, "audio": None, **beside}]
+    assume(not beside.keys() & {"role", "content"})
+    turns = [TALK[1], {"role": "assistant", "content": content, "audio": None, "weight": 1, **beside}]
     if beside or not content.strip():
         with pytest.raises(ValueError, match="message 2 "):
             text_turns(turns)

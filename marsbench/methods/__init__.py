@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from numbers import Real
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from marsbench.decoding.acceptance import bar
 from marsbench.decoding.generation import DTYPES, Layout, Metric
@@ -330,10 +330,9 @@ def _check_value(name: str, option: Option, value: Any) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, Real):
         raise UserError(f"{words} {value!r} is no number", fix=f"give one, as in {name}=0.95")
-    if option.least is not None and option.most is not None and not option.least <= value <= option.most:
-        raise UserError(
-            f"{words} {value} is out of range", fix=f"give a value from {option.least:g} to {option.most:g}"
-        )
+    least, most, number = option.least, option.most, cast("float", value)
+    if least is not None and most is not None and not least <= number <= most:
+        raise UserError(f"{words} {value} is out of range", fix=f"give a value from {least:g} to {most:g}")
 
 
 def method_class(name: str) -> Any:

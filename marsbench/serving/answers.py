@@ -130,7 +130,7 @@ class Answers:
                     temperature=self.settings.temperature if body.temperature is None else body.temperature,
                     seed=seed_of(seed, number), top_k=max(0, body.top_k or 0),
                     top_p=1.0 if body.top_p is None else body.top_p, min_p=body.min_p or 0.0,
-                    ignore_eos=body.ignore_eos, best=body.best, streamed=bool(body.stream), arrived=arrived,
+                    ignore_eos=bool(body.ignore_eos), best=body.best, streamed=bool(body.stream), arrived=arrived,
                 ))  # fmt: skip
         return jobs
 

@@ -130,7 +130,7 @@ class _Decoding(Struct, kw_only=True):
     min_p: _Confidence | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: str | Annotated[list[str], Meta(max_length=64)] | None = None
-    ignore_eos: bool = False
+    ignore_eos: bool | None = False
     # Ours: how to decode; tau, fixed for this request; tau while requests wait, with --adapt; tokens of one forward.
     method: MethodName | None = None
     threshold: _Confidence | None = None

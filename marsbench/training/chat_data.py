@@ -28,10 +28,12 @@ from marsbench.training.objectives import IGNORED
 
 ROLES = ("system", "user", "assistant", "tool")
 Message = dict[str, str]  # role and content
-# What a turn may say beside its text. It would be lost, and the rest learned as if that were all.
-_BESIDE_TEXT = (
-    "tool_calls", "function_call", "reasoning_content", "reasoning", "thinking", "refusal", "audio", "images",
-)  # fmt: skip
+# What a turn may say beside its text, as lists and structures do. It would be lost, and the rest learned as if all.
+_BESIDE_TEXT = {
+    "tool_calls", "tool_call", "function_call", "reasoning_content", "reasoning", "thinking", "thought", "thoughts",
+    "refusal", "audio", "image", "video", "file", "prefix",
+}  # fmt: skip
+_LEARNED = ("weight", "train", "training", "trainable", "loss")  # by which others say that a turn is only read
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,11 @@ def text_turns(turns: Any, which: str = "message {}") -> list[Message]:
         if turn["role"] not in ROLES:
             known = ", ".join(ROLES)
             raise ValueError(f"{which.format(number)} has the unknown role {turn['role']!r}; known: {known}")
-        if beside := next(filter(turn.get, _BESIDE_TEXT), None):
-            raise ValueError(f"{which.format(number)} has {beside}, and only text can be learned")
+        for name, value in turn.items():
+            if value and (name in _BESIDE_TEXT or isinstance(value, list | dict)):
+                raise ValueError(f"{which.format(number)} has {name}, and only text can be learned")
+        if turn["role"] == "assistant" and any(turn.get(name) in (0, "0") for name in _LEARNED):
+            raise ValueError(f"{which.format(number)} is not to be learned, and all answers are")
         if turn["role"] == "assistant" and not turn["content"].strip():
             raise ValueError(f"{which.format(number)} is an empty answer")
     return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
