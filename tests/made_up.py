@@ -57,12 +57,6 @@ def lines_of(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line[:1] == "|"]
 
 
-def claim_lines(text: str) -> list[list[str]]:
-    """The lines of a page's claims, nine cells each, then of its checks, seven, without heads and rules."""
-    claims, _, checks = text.partition("\nChecks: ")
-    return [line for part in (claims, checks) for line in lines_of(part)[2:] if len(line) in (7, 9)]
-
-
 @cache
 def nox_sessions() -> frozenset[str]:
     """The names of all nox sessions, those that the noxfile makes in a loop among them; nox registers each once."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from textwrap import dedent
+from typing import Any
 from urllib.parse import unquote
 
 import pytest
@@ -29,140 +30,64 @@ README = ROOT / "README.md"
 GUIDES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]  # written by hand
 LOCAL = re.compile(r"/reports/(micro|[^/]+/[^/]*seed\d+)/")  # pages that are not committed, of whatever was run here
 PAGES = [*GUIDES, *(page for page in sorted((ROOT / "reports").rglob("*.md")) if not LOCAL.search(page.as_posix()))]
-FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,}) *(?P<language>[\w-]*)[^`]*$")
+BLOCK = re.compile(r"^ *(?P<fence>`{3,}|~{3,}) *(?P<language>[\w-]*)\n(?P<code>.*?)^ *(?P=fence) *$", re.M | re.S)
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\]\([^)]*\))*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
-SESSION_COMMANDS = {
-    "speedup-sweep": ["sweep"],
-    "report": ["report"],
-    "reproduce": ["reproduce"],
-}  # besides reproduce-NAME
-
-
-class Block(NamedTuple):
-    """A fenced block of code."""
-
-    language: str
-    line: int  # of its first line of code, from 1
-    code: str
-
-
-class Typed(NamedTuple):
-    """A command line in a guide."""
-
-    where: str
-    words: list[str]
+SESSION_COMMANDS = {"speedup-sweep": ["sweep"], "report": ["report"], "reproduce": ["reproduce"]}  # and reproduce-NAME
+each_guide = pytest.mark.parametrize("guide", GUIDES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 @cache
-def parted(page: Path) -> tuple[str, list[Block]]:
-    """A page's prose, with as many lines as the page, and its blocks of code."""
-    prose, blocks, code = [], list[Block](), list[str]()
-    opened: re.Match[str] | None = None
-    start = 0
-    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-        fence = FENCE.match(line)
-        if opened is None and fence is None:
-            prose.append(line)
-            continue
-        prose.append("")
-        if opened is None:
-            opened, start, code = fence, number + 1, []
-        elif fence and fence["fence"].startswith(opened["fence"]) and not fence["language"]:
-            blocks.append(Block(opened["language"], start, "\n".join(code)))
-            opened = None
-        else:
-            code.append(line.removeprefix(opened["indent"]))
-    assert opened is None, f"{page}: a block of code that is never closed"
-    return "\n".join(prose), blocks
+def parted(page: Path) -> tuple[str, list[tuple[str, str]]]:
+    """A page's prose, and its blocks of code with their languages."""
+    text = page.read_text(encoding="utf-8")
+    prose = BLOCK.sub("", text)
+    assert not re.search(r"^ *(`{3}|~{3})", prose, re.MULTILINE), f"{page}: a block of code that is never closed"
+    return prose, [(block["language"], dedent(block["code"])) for block in BLOCK.finditer(text)]
 
 
-def named(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
-@pytest.fixture(params=PAGES, ids=named)
-def page(request: pytest.FixtureRequest) -> Path:
-    return Path(request.param)
-
-
-@pytest.fixture(params=GUIDES, ids=named)
-def guide(request: pytest.FixtureRequest) -> Path:
-    return Path(request.param)
-
-
-# ---- the README
-
-
-def test_readme_fits_on_a_page() -> None:
-    """Guards against a front door that grows back into a manual."""
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 120
+def test_the_readme_is_short_and_has_one_place_for_rendered_numbers() -> None:
+    """Guards against a front door that grows back into a manual, and marks that the renderer would not find."""
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert re.findall(r"^<!-- rendered by marsbench report: (\w+) -->$", text, re.M) == ["begin", "end"]
 
 
 def test_contributing_shows_every_room_once() -> None:
     """Guards against a room that the tree forgets, repeats, or still shows after it is gone."""
-    package = Path(marsbench.__file__).parent
-    rooms = Counter(folder.parent.name for folder in package.glob("*/__init__.py"))
-    (tree,) = (block.code for block in parted(ROOT / "CONTRIBUTING.md")[1] if block.code.startswith("marsbench/"))
+    rooms = Counter(folder.parent.name for folder in Path(marsbench.__file__).parent.glob("*/__init__.py"))
+    (tree,) = (code for _, code in parted(ROOT / "CONTRIBUTING.md")[1] if code.startswith("marsbench/"))
     assert Counter(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE)) == rooms
-
-
-def test_readme_has_one_place_for_rendered_numbers() -> None:
-    """Guards against markers that the renderer of the README's numbers would not find."""
-    marks = re.findall(r"^<!-- rendered by marsbench report: (\w+) -->$", README.read_text(encoding="utf-8"), re.M)
-    assert marks == ["begin", "end"]
 
 
 # ---- links
 
 
-def slug(heading: str) -> str:
-    """The anchor that GitHub gives a heading, before duplicates are numbered."""
-    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading.strip().rstrip("#").strip())
-    return re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
-
-
 @cache
 def anchors(page: Path) -> frozenset[str]:
-    """All anchors of a page."""
-    found: list[str] = []
-    for heading in re.findall(r"^#{1,6} +(.+)$", parted(page)[0], re.MULTILINE):
-        plain = slug(heading)
-        numbered = plain
-        while numbered in found:
-            numbered = f"{plain}-{int(numbered.removeprefix(plain).lstrip('-') or 0) + 1}"
-        found.append(numbered)
+    """The anchors that GitHub gives a page's headings, of which the second with the same words is numbered."""
+    found, seen = [], Counter[str]()
+    for heading in re.findall(r"^#{1,6} +(.+?)[ #]*$", parted(page)[0], re.MULTILINE):
+        words = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        plain = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        found.append(f"{plain}-{seen[plain]}" if seen[plain] else plain)
+        seen[plain] += 1
     return frozenset(found)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     """Guards against links and images to files that were moved, and anchors of headings that were renamed."""
-    prose = re.sub(r"(`+)(?:(?!\1).)+\1", "", parted(page)[0])
     broken = []
-    for link in LINK.findall(prose):
-        if re.match(r"[a-z][a-z+.-]*:", link):  # http:, mailto:
-            continue
+    for link in LINK.findall(re.sub(r"(`+)(?:(?!\1).)+\1", "", parted(page)[0])):
         file, _, anchor = unquote(link).partition("#")
         target = (page.parent / file).resolve() if file else page
-        if not target.exists() or (anchor and anchor not in anchors(target)):
+        is_here = not re.match(r"[a-z][a-z+.-]*:", link)  # no http:, no mailto:
+        if is_here and (not target.exists() or (anchor and anchor not in anchors(target))):
             broken.append(link)
     assert not broken
 
 
 # ---- commands
-
-
-def commands(code: str) -> Iterator[str]:
-    """The commands of a console block: what follows a `$ `, with its continuations behind `> ` or a backslash."""
-    command: str | None = None
-    for line in code.splitlines():
-        if command is not None and (line.startswith("> ") or command.endswith("\\")):
-            command = f"{command.removesuffix(chr(92))}\n{line.removeprefix('> ')}"
-            continue
-        if command is not None:
-            yield command
-        command = line.removeprefix("$ ") if line.startswith("$ ") else None
-    if command is not None:
-        yield command
 
 
 def simple_commands(command: str) -> Iterator[list[str]]:
@@ -172,65 +97,42 @@ def simple_commands(command: str) -> Iterator[list[str]]:
     words: list[str] = []
     for word in [*lexer, ";"]:
         if set(word) <= set("();<>|&"):
-            if words:
-                yield words
+            yield from [words] if words else []
             words = []
         elif words or not (word in ("do", "then", "else", "time") or re.match(r"\w+=", word)):
             words.append(word)
 
 
-def marsbench_words(words: Sequence[str]) -> list[str] | None:
-    """What stands behind `marsbench`, `python -m marsbench` or `nox -s SESSION --`; None for other programs."""
-    if words[:1] == ["marsbench"]:
-        return list(words[1:])
-    if words[:2] == ["nox", "-s"] and len(words) > 2:
-        session, passed = words[2], list(words[4:]) if words[3:4] == ["--"] else []
-        if session.startswith("reproduce-"):
-            return ["reproduce", session.removeprefix("reproduce-"), *passed]
-        return [*SESSION_COMMANDS[session], *passed] if session in SESSION_COMMANDS else None
-    for place, pair in enumerate(pairwise(words)):
-        if pair == ("-m", "marsbench"):
-            return list(words[place + 2 :])
-    return None
+def marsbench_words(text: str) -> Iterator[list[str]]:
+    """What is given to marsbench in a command line: behind `marsbench`, `-m marsbench` or `nox -s SESSION --`."""
+    for words in simple_commands(text):
+        if words[0] == "marsbench":
+            yield words[1:]
+        elif words[:2] == ["nox", "-s"] and len(words) > 2:
+            session, passed = words[2], words[4:] if words[3:4] == ["--"] else []
+            if session.startswith("reproduce-"):
+                yield ["reproduce", session.removeprefix("reproduce-"), *passed]
+            elif session in SESSION_COMMANDS:
+                yield [*SESSION_COMMANDS[session], *passed]
+        else:
+            yield from (words[at + 2 :] for at, pair in enumerate(pairwise(words)) if pair == ("-m", "marsbench"))
 
 
-def typed(guide: Path) -> list[Typed]:
-    """Every marsbench command in the console blocks of a guide."""
-    return [
-        Typed(" ".join(words), found)
-        for block in parted(guide)[1]
-        if block.language == "console"
-        for command in commands(block.code)
-        for words in simple_commands(command)
-        if (found := marsbench_words(words)) is not None
-    ]
-
-
-def mentioned(guide: Path) -> list[Typed]:
-    """Every marsbench command in the prose and the tables of a guide, whole or not."""
-    spans = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", parted(guide)[0])
-    return [
-        Typed(span, found)
-        for span in spans
-        if span.startswith(("marsbench ", "nox -s ", "accelerate launch "))
-        for words in simple_commands(span)
-        if (found := marsbench_words(words)) is not None
-    ]
-
-
-def parse(words: list[str]) -> dict[str, Any]:
-    """The values that a command would run with, and its name under `command`; raises if it cannot be parsed."""
-    program: Any = typer.main.get_command(app)
-    with program.make_context("marsbench", list(words)) as context:
-        name, command, rest = program.resolve_command(context, list(words))
-        with command.make_context(name, rest, parent=context) as own:
-            return {**own.params, "command": name}
+def typed(guide: Path) -> list[list[str]]:
+    """Every marsbench command in the console blocks of a guide, behind a `$ ` and its continuations."""
+    blocks = [re.sub(r"\\\n(> )?", " ", code) for language, code in parted(guide)[1] if language == "console"]
+    lines = re.findall(r"^\$ (.*(?:\n> .*)*)", "\n".join(blocks), re.MULTILINE)
+    return [words for line in lines for words in marsbench_words(line.replace("\n> ", "\n"))]
 
 
 def complaint(words: list[str]) -> str:
     """What the command line says against a command, "" if nothing."""
+    program: Any = typer.main.get_command(app)
     try:
-        check_names(parse(words))
+        with program.make_context("marsbench", list(words)) as context:
+            name, command, rest = program.resolve_command(context, list(words))
+            with command.make_context(name, rest, parent=context) as own:
+                check_names({**own.params, "command": name})
     except Exception as error:  # a usage error of whichever click typer brings along, or a `UserError`
         asks_for_help = getattr(error, "exit_code", None) == 0
         return "" if asks_for_help else f"{type(error).__name__}: {getattr(error, 'message', '') or error}"
@@ -247,50 +149,40 @@ def check_names(values: dict[str, Any]) -> None:
     list(map(preset, given("scale")))
     list(map(stage, given("stage")))
     benchmarks([*given("benchmark"), *given("benchmarks")])
-    pages = [page for page in given("what") if values["command"] == "reproduce"]
-    unknown = [*(set(pages) - {"all", *[item.key for item in items()]}), *(set(given("method")) - METHODS.keys())]
+    pages = {page for page in given("what") if values["command"] == "reproduce"}
+    unknown = [*(pages - {"all", *[item.key for item in items()]}), *(set(given("method")) - METHODS.keys())]
     assert not unknown, unknown
 
 
+@each_guide
 def test_commands_parse(guide: Path) -> None:
     """Guards against guides that tell to type a command, an option or a value that the command line refuses."""
-    wrong = {one.where: said for one in typed(guide) if (said := complaint(one.words))}
-    assert not wrong
+    assert not {" ".join(words): said for words in typed(guide) if (said := complaint(words))}
 
 
+def test_guides_tell_commands() -> None:
+    """Guards against a search for commands that finds none."""
+    assert sum(len(typed(guide)) for guide in GUIDES) > 20
+
+
+@each_guide
 def test_mentioned_commands_have_their_options(guide: Path) -> None:
     """Guards against commands in prose and tables whose name or options the command line does not know."""
     program: Any = typer.main.get_command(app)
-    wrong = []
-    for where, words in mentioned(guide):
-        if not words or words[0].startswith("-"):
-            continue
-        command = program.commands.get(words[0])
-        known = {option for parameter in command.params for option in parameter.opts} if command else set()
-        given = {word.partition("=")[0] for word in words if word.startswith("--")} - {"--help"}
-        if command is None or given - known:
-            wrong.append(where)
-    assert not wrong
+    spans = re.findall(r"(?<!`)`((?:marsbench|nox -s|accelerate launch) [^`\n]+)`(?!`)", parted(guide)[0])
+    for words in (words for span in spans for words in marsbench_words(span)):
+        if words and not words[0].startswith("-"):
+            known = {option for parameter in program.commands[words[0]].params for option in parameter.opts}
+            assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known | {"--help"}, words
 
 
-def test_files_that_commands_take_are_there(guide: Path) -> None:
-    """Guards against commands and prose that name a file of the package which was moved."""
+@each_guide
+def test_files_and_sessions_are_there_and_examples_compile(guide: Path) -> None:
+    """Guards against a file of the package that was moved, a session that was renamed, and examples that are none."""
     text = guide.read_text(encoding="utf-8")
     files = set(re.findall(r"(?<![\w/.])(?:marsbench|docs|tests|\.github)/[\w./-]+\.(?:ya?ml|py|md|jsonl)\b", text))
     assert not sorted(file for file in files if not (ROOT / file).exists() and "NAME" not in file)
-
-
-def test_sessions_exist(guide: Path) -> None:
-    """Guards against guides that name a nox session which was renamed."""
-    named = set(re.findall(r"\bnox -s ([\w-]+)", guide.read_text(encoding="utf-8")))
-    assert not named - nox_sessions()
-
-
-# ---- Python
-
-
-def test_python_examples_compile(guide: Path) -> None:
-    """Guards against examples that are no Python."""
-    for block in parted(guide)[1]:
-        if block.language == "python":
-            compile("\n" * (block.line - 1) + block.code, str(guide), "exec")
+    assert not {*re.findall(r"\bnox -s ([\w-]+)", text)} - nox_sessions()
+    for language, code in parted(guide)[1]:
+        if language == "python":
+            compile(code, str(guide), "exec")

@@ -1,36 +1,30 @@
-"""Pages from made-up rows and from the committed ones: numbers are worked out again here, by other means."""
+"""Pages on lines, from made-up rows: numbers in their places, claims of the lines they name, verdicts in words."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
-from math import sqrt
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import numpy as np
 import pytest
 from made_up import PAGES, answered, lines_of, render
-from scipy import stats
 
 from marsbench.findings.cells import columns, latest_cells
 from marsbench.findings.claims import Claim, Finding, Measured
 from marsbench.findings.in_words import duration, p_value
 from marsbench.findings.seeds import SeedRows
-from marsbench.findings.sweep import over_prompts
 from marsbench.overview.pages import page_of, write_page
 from marsbench.rendering.claims import page_claims, tally, verdict
 from marsbench.rendering.markdown import table
 from marsbench.rendering.page import TablePage
-from marsbench.rows.kinds import AnyRow, EvaluationRow, SweepRow
-from marsbench.rows.store import read_rows
+from marsbench.rows.kinds import AnyRow, EvaluationRow
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, Interval
-from marsbench.studies import studies_on, study_of
+from marsbench.studies import studies_on
 from marsbench.studies.table2 import PAGE as TABLE2
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -165,123 +159,3 @@ def test_numbers_and_tables() -> None:
     assert [duration(seconds) for seconds in (59.4, 59.6, 3599.7)] == ["59 s", "1 min 00 s", "1 h 00 min"]
     assert p_value(0.00001) == "< 0.0001" and p_value(0.0499) == "0.0499"
     assert "a\\|b" in table(["x"], [["a|b"]])
-
-
-# ---- ten numbers of the committed rows, again ------------------------------------------------------------------------
-
-
-@cache
-def committed(name: str) -> tuple[dict[str, Any], ...]:
-    return tuple(json.loads(line) for line in (ROOT / "results" / f"{name}.jsonl").read_text().splitlines())
-
-
-def answers(files: list[str], line: str, benchmark: str) -> list[dict[str, Any]]:
-    """A line's rows on a benchmark, one per file that has it."""
-    found = [
-        [
-            row
-            for row in committed(file)
-            if row.get("arm") == line and row.get("benchmark") == benchmark and row["correct"]
-        ]
-        for file in files
-    ]
-    return [rows[-1] for rows in found if rows]
-
-
-SEEDS = ["mini/table2", *[f"mini/seed{seed}/table2" for seed in (1, 2, 3, 4)]]
-NAMES = ["ifeval", "bbh", "mmlu_pro", "gpqa", "gsm8k", "humaneval"]
-
-
-def difference(one: str, other: str) -> tuple[float, float]:
-    """Points between two lines of Table 2 over five seeds, and half of Student's interval over the seeds."""
-    per_seed = []
-    for seed in SEEDS:
-        gaps = []
-        for name in NAMES:
-            (a,), (b,) = (
-                answers([seed], line, f"hard_{name}") or answers([seed], line, f"mini_{name}") for line in (one, other)
-            )
-            gaps.append(np.mean(a["correct"]) - np.mean(b["correct"]))
-        per_seed.append(100 * float(np.mean(gaps)))
-    return float(np.mean(per_seed)), float(stats.t.ppf(0.975, 4) * np.std(per_seed, ddof=1) / sqrt(5))
-
-
-def shown(page: str, begins: str) -> str:
-    """The number that a line of a page has in its column of what was measured."""
-    (line,) = [line for line in lines_of((ROOT / page).read_text(encoding="utf-8")) if line[0].startswith(begins)]
-    return " | ".join(line)
-
-
-def test_points_of_table_2_again() -> None:
-    """Guards against effects that are not those of the rows, over seeds, by numpy and scipy alone."""
-    page = "reports/table2.md"
-    for begins, pair in {
-        "MARS at one token per forward pass matches": ("mars", "ar_sft"),
-        "Block diffusion degrades": ("ar_sft", "block_diffusion"),
-        "Ours: Aligned as the equations": ("mars_paper", "mars"),
-    }.items():
-        value, training = difference(*pair)
-        found = re.search(r"([+-][\d.]+) \[([+-][\d.]+), ([+-][\d.]+)\]", shown(page, begins))
-        assert found is not None and float(found[1]) == pytest.approx(value, abs=0.06), begins
-        assert (float(found[3]) - float(found[2])) / 2 >= training - 0.06, "it covers the luck of training"
-
-
-def test_the_real_model_again() -> None:
-    """Guards against other tokens per forward pass, accuracies or McNemar's p than those of the 1,205 answers."""
-    rows = [row for row in committed("135m/gpu") if row["kind"] == "evaluation"]
-    by_line = {name: [row for row in rows if row["arm"] == name] for name in {row["arm"] for row in rows}}
-    for name, tokens in {"gpu_mars_0.95": 1.31, "gpu_mars_0.8": 1.63, "gpu_mars_verified": 2.27}.items():
-        emitted, forwards = (np.concatenate([row[part] for row in by_line[name]]) for part in ("emitted", "forwards"))
-        assert emitted.sum() / forwards.sum() == pytest.approx(tokens, abs=0.005)
-    strict = {
-        name: np.array(next(r["correct"] for r in found if r["benchmark"] == "ifeval"))
-        for name, found in by_line.items()
-    }
-    assert 100 * strict["gpu_base"].mean() == pytest.approx(17.9, abs=0.05)
-    assert 100 * (strict["gpu_mars_one"] - strict["gpu_base"]).mean() == pytest.approx(-4.1, abs=0.05)
-    only = [
-        int(((strict[a] - strict[b]) > 0).sum())
-        for a, b in (("gpu_mars_0.95", "gpu_mars_one"), ("gpu_mars_one", "gpu_mars_0.95"))
-    ]
-    assert only == [0, 1] and stats.binomtest(only[0], sum(only)).pvalue == 1.0
-    same = [
-        a == b
-        for one, other in zip(by_line["gpu_mars_verified"], by_line["gpu_mars_one"], strict=True)
-        for a, b in zip(one["digests"], other["digests"], strict=True)
-    ]
-    assert all(same) and len(same) == 1205
-
-
-def test_speeds_again() -> None:
-    """Guards against ratios of other laps, and an interval over laps where prompts were drawn."""
-    rows = [row for row in committed("mini/speedup") if row["kind"] == "sweep" and row["status"] == "done"]
-    ar = next(row for row in rows if row["contender"] == "ar" and row["batch_size"] == 1)
-    generate = ar["baselines"]["hf-generate"]
-    laps = [
-        theirs / generate["emitted"] * sum(ar["emitted"]) / mine
-        for theirs, mine in zip(generate["seconds"], ar["seconds"], strict=True)
-    ]
-    assert median(laps) == pytest.approx(2.98, abs=0.005)
-    real = [
-        row
-        for row in committed("135m/real-model")
-        if row["kind"] == "sweep" and row["dtype"] == "float32" and row["batch_size"] == 1 and row["status"] == "done"
-    ]
-    best = next(row for row in real if row["contender"].endswith("linear (W = 4) and prompt lookup"))
-    plain = next(row for row in real if row["contender"] == "ar")
-    speed = [sum(row["emitted"]) / sum(row["last_token"]) for row in (best, plain)]
-    assert speed[0] / speed[1] == pytest.approx(1.70, abs=0.005)
-    kept = {row.key: row for row in read_rows(ROOT / "results/135m/real-model.jsonl")}
-    first, second = kept[best["key"]], kept[plain["key"]]
-    assert isinstance(first, SweepRow) and isinstance(second, SweepRow)
-    found = over_prompts(first, second)
-    drawn = np.random.default_rng(5).integers(0, 8, (4000, 8))
-    again = [
-        np.array(row["emitted"])[drawn].sum(1) / np.array(row["last_token"])[drawn].sum(1) for row in (best, plain)
-    ]
-    assert found is not None and found.interval.low == pytest.approx(np.quantile(again[0] / again[1], 0.025), abs=0.05)
-
-
-def test_a_study_says_which_page_it_stands_on() -> None:
-    """Guards against a study on a page that is none."""
-    assert study_of("table9").page == "gains" and study_of("table2").page == "table2"

@@ -98,17 +98,6 @@ def test_a_race_that_lacks_a_contender_is_said_to_be_in_part() -> None:
     assert "the race." in lacking([])
 
 
-def test_a_page_says_how_far_llama_cpp_is() -> None:
-    """Guards against a baseline of ours that is the fastest only because nobody else is asked."""
-    rows = read_rows(RESULTS / "135m" / "real-model.jsonl")
-    sweep = SweepCells.by_dtype([row for row in rows if not isinstance(row, SweepRow) or row.prompts < 48])["bfloat16"]
-    page = STUDY.render(rows, "135m")
-    for name in OUTSIDERS:
-        (line,) = [line for line in page.splitlines() if line.startswith(f"| {name} ")]
-        assert f" {sweep.done[name, 1].tokens_per_second:.0f} (" in line
-    assert "this is not its best" in page
-
-
 def test_a_digest_is_of_all_tokens() -> None:
     """Guards against answers that count as alike because they begin or read alike."""
     found = {digest_of(tokens) for tokens in ([], [1], [1, 2], [12], [2, 1])}
