@@ -54,40 +54,38 @@ def batch() -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": ids.masked_fill(torch.arange(20) < 10, -100)}
 
 
-@pytest.fixture
-def with_cudnn_attention() -> Iterator[None]:
-    """As torch is when it is new."""
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    yield
-    torch.backends.cuda.enable_cudnn_sdp(False)
+def decode_with(model: PreTrainedModel, folder: Path) -> None:
+    decoder_of(model)
+    raise UserError("", where="", fix="")
 
 
-@pytest.mark.usefixtures("with_cudnn_attention")
-def test_nothing_decodes_with_cudnns_attention(golden_models: dict[str, PreTrainedModel]) -> None:
-    """Guards against attention that is planned anew at every step."""
-    decoder_of(golden_models["ar"])
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
+def train_in(model: PreTrainedModel, folder: Path) -> None:
+    trainer.train(recipe(preset("micro"), "base"), folder / "base", None, lambda *_: None, print)
 
 
-@pytest.mark.usefixtures("with_cudnn_attention")
-def test_nothing_trains_with_cudnns_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against gradients that are no numbers."""
+def time_in(model: PreTrainedModel, folder: Path) -> None:
+    step_cost(preset("micro"), folder / "nowhere", 0)
+
+
+@pytest.mark.parametrize("work", [decode_with, train_in, time_in])
+def test_nothing_uses_cudnns_attention(
+    work: Any, golden_models: dict[str, PreTrainedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against attention planned anew at every step, gradients that are no numbers, and a step's cost that no
+    training has. What begins is stopped once it has chosen.
+    """
 
     def start(*_: Any) -> None:
-        raise KeyboardInterrupt
+        raise UserError("", where="", fix="")
 
     monkeypatch.setattr(trainer, "weights_of", start)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train(recipe(preset("micro"), "base"), tmp_path / "base", None, lambda *_: None, print)
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-
-
-@pytest.mark.usefixtures("with_cudnn_attention")
-def test_no_step_is_timed_with_cudnns_attention(tmp_path: Path) -> None:
-    """Guards against the cost of a step that no training takes."""
-    with pytest.raises(UserError):
-        step_cost(preset("micro"), tmp_path / "nowhere", 0)
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)  # as torch is when it is new
+    try:
+        with pytest.raises(UserError):
+            work(golden_models["ar"], tmp_path)
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 # ---- chunks of logits ------------------------------------------------------------------------------------------------

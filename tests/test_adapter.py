@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -13,22 +13,19 @@ import pytest
 import torch
 from packed_or_not import packing
 from test_architectures import EOS, KNOWN, MASK, NEW, PAD, SHAPE, prompts
-from test_static import in_flight, llama, tokens_of
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from marsbench.compiled.fixed import Steps
-from marsbench.compiled.graphs import Graphs
 from marsbench.decoding.engine import Batch, KindOfBatch, decode, forward
-from marsbench.decoding.generation import Generation, Layout, Request
+from marsbench.decoding.generation import Generation, Request
 from marsbench.errors import UserError
 from marsbench.forward import linear as linear_module
 from marsbench.forward.adapter import Adapted, Adapter, LowRank, hooked
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import LeanDecoder, decoder_of
+from marsbench.forward.draft_head import KINDS, DraftHead
 from marsbench.forward.modules import ModuleDecoder
-from marsbench.forward.native import cpp_compiler
 from marsbench.forward.window import Answer, Window
 from marsbench.methods import Options, build_method
 
@@ -56,6 +53,19 @@ def noisy(model: PreTrainedModel, size: float = 10.0, rank: int = RANK) -> Adapt
     return Adapter(size * torch.randn(model.get_input_embeddings().embedding_dim), maps)
 
 
+def noise(kind: str, model: PreTrainedModel, size: float) -> DraftHead:
+    """A draft head of noise of a size."""
+    embeddings = model.get_input_embeddings()
+    torch.manual_seed(12)
+    fresh = KINDS[kind].fresh(embeddings.num_embeddings, embeddings.embedding_dim)
+    return KINDS[kind](*(size * torch.randn_like(one) for one in fresh))
+
+
+def with_noise(model: PreTrainedModel, kind: str | None = None) -> Adapted:
+    """A model with noise of size 10 in its adapter, and in a head behind it."""
+    return Adapted(model, replace(noisy(model), head=kind and noise(kind, model, 10.0)))
+
+
 @pytest.fixture
 def model() -> PreTrainedModel:
     torch.manual_seed(0)
@@ -73,60 +83,20 @@ def tokens(found: list[Generation]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", KNOWN)
-@pytest.mark.parametrize("layout", DRAFTING)
-def test_no_token_changes_in_any_architecture(name: str, layout: str) -> None:
-    """Guards against an adapter that reaches a token: noise of size 10 in it would change every answer."""
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_no_token_changes_in_any_architecture(name: str, kind: str | None) -> None:
+    """Guards against an adapter, or a head, that reaches a token: noise of size 10 in it would change every answer."""
     torch.manual_seed(0)
     model = KNOWN[name]().eval()
-    adapted = Adapted(model, noisy(model))
-    alone = tokens(run(model, "ar"))
-    method, options = DRAFTING[layout]
-    assert tokens(run(adapted, method, **options)) == alone
-    assert tokens(run(adapted, "ar")) == alone
-
-
-@pytest.mark.parametrize("layout", ["groups", "linear", "lookup"])
-def test_no_token_changes_in_fixed_shapes(model: PreTrainedModel, layout: str) -> None:
-    """Guards against the gate of steps that cannot gather, where all entries go through the adapter."""
-    method, options = DRAFTING[layout]
-    found = run(Adapted(model, noisy(model)), method, partial(Batch, shapes=Steps()), **options)
-    assert tokens(found) == tokens(run(model, "ar"))
-
-
-def test_compiled_steps_say_what_eager_ones_do(model: PreTrainedModel) -> None:
-    """Guards against a graph that was made without the adapter, or for another one."""
-    graphs = Graphs("aot_eager")
-    one, other = (Adapted(model, noisy(model, size)) for size in (0.3, 0.6))
-    for adapted in (one, other, one):
-        eager, found = run(adapted, "mars-verified"), run(adapted, "mars-verified", graphs.batch)
-        assert found == eager
-    assert tokens(run(model, "mars-verified", graphs.batch)) == tokens(run(model, "ar"))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler")
-@pytest.mark.parametrize("layout", ["groups", "linear"])
-def test_truly_compiled_steps_say_what_the_model_says(layout: Layout) -> None:
-    """Guards against fused operations by which what is added to a token is not zero."""
-    alone, graphs = llama(0), Graphs()
-    adapted, verified = Adapted(alone, noisy(alone)), Options(mask_id=MASK, block_size=3, layout=layout)
-    compiled, eager = (in_flight(adapted, build_method("mars-verified", verified), one) for one in (graphs, None))
-    plain = in_flight(alone, build_method("ar", Options()))
-    for _ in range(6):
-        compiled.step()
-        eager.step()
-    for _ in range(24):
-        plain.step()
-    for index, found in tokens_of(compiled).items():
-        assert found == tokens_of(eager)[index] and len(found) >= 6
-        assert found == tokens_of(plain)[index][: len(found)]
-    assert len(graphs) == 1
+    alone, adapted = tokens(run(model, "ar")), with_noise(model, kind)
+    for method, options in (("ar", {}), *DRAFTING.values()):
+        assert tokens(run(adapted, method, **options)) == alone, (method, options)
 
 
 def test_packed_weights_change_nothing(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against packed copies that the adapter's own small maps are taken for."""
     with packing(True):
-        assert tokens(run(Adapted(model, noisy(model)), "mars-verified")) == tokens(run(model, "ar"))
+        assert tokens(run(with_noise(model), "mars-verified")) == tokens(run(model, "ar"))
 
 
 def states(model: Any, *, masks: bool = True, ragged: bool = True) -> tuple[Tensor, Tensor]:
@@ -156,7 +126,7 @@ def answers(model: Any, *, masks: bool = True, ragged: bool = True) -> tuple[Ans
 def test_states_of_tokens_are_equal_to_the_bit(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Guards against a change of rounding at tokens: by another kernel, another order, or minus zero."""
     model = model.to(dtype)
-    (plain, masked), (adapted, _) = states(model), states(Adapted(model, noisy(model)))
+    (plain, masked), (adapted, _) = states(model), states(with_noise(model))
     assert torch.equal(plain[~masked], adapted[~masked])
     assert not torch.isclose(plain[masked], adapted[masked]).all(1).any(), "the adapter acts on every mask"
 
@@ -169,7 +139,7 @@ def test_the_mask_s_vector_reaches_no_logit_of_a_tied_model(by: type) -> None:
     assert model.lm_head.weight is model.get_input_embeddings().weight
     if by is ModuleDecoder:
         model.get_decoder().layers[0].register_forward_hook(lambda *_: None)
-    adapted = Adapted(model, noisy(model))
+    adapted = with_noise(model)
     assert isinstance(decoder_of(adapted), by)
     (plain, masked), (found, _) = answers(model), answers(adapted)
     tokens = ~masked
@@ -183,7 +153,7 @@ def test_the_mask_s_vector_reaches_no_logit_of_a_tied_model(by: type) -> None:
 def test_without_a_mask_in_the_window_an_adapter_is_idle(model: PreTrainedModel) -> None:
     """Guards against masks told by their id: a prompt may hold the same token."""
     for ragged in (False, True):
-        alone, adapted = (states(one, masks=False, ragged=ragged)[0] for one in (model, Adapted(model, noisy(model))))
+        alone, adapted = (states(one, masks=False, ragged=ragged)[0] for one in (model, with_noise(model)))
         assert torch.equal(alone, adapted)
 
 
@@ -212,7 +182,7 @@ class Operations(TorchDispatchMode):
 def test_an_adapter_takes_few_operations(model: PreTrainedModel) -> None:
     """Guards against small operations that creep in: at a small model's size they, not the maps, take the time."""
     counts = []
-    for one in (model, Adapted(model, noisy(model))):
+    for one in (model, with_noise(model)):
         states(one, ragged=False)  # lays the maps out
         with Operations() as operations:
             states(one, ragged=False)

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from test_adapter import noisy
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,7 +33,7 @@ from marsbench.forward.draft_head import Markov, Network
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.presets import HeadKind, preset
 from marsbench.training import objectives, records
-from marsbench.training.adapter_files import CONFIG, base_of, read_adapter, write_adapter
+from marsbench.training.adapter_files import CONFIG, read_adapter, write_adapter
 from marsbench.training.checkpoints import Loaded, load, with_adapter
 from marsbench.training.data import chat_prompt
 from marsbench.training.gated import GatedAdapter, HeadToTrain, cast_once, gated_loss
@@ -385,36 +386,24 @@ def test_an_adapter_is_small_and_names_what_it_is_of(made: Path, micro_checkpoin
     assert json.loads((made / CONFIG).read_text())["base_model_name_or_path"].endswith(f"ar_sft-{base.key}")
 
 
-def test_peft_reads_the_same_maps(made: Path) -> None:
-    """Guards against a folder that calls itself peft's and is not."""
-    peft = pytest.importorskip("peft")
-    loaded = load(made)
-    assert isinstance(loaded.model, Adapted)
-    wrapped = peft.PeftModel.from_pretrained(load(base_of(made)).model, str(made))
-    theirs = {name: values for name, values in wrapped.state_dict().items() if "lora_" in name}
-    ours = load_file(made / "adapter_model.safetensors")
-    assert len(theirs) == len(ours) == 2 * len(loaded.model.adapter.maps)
-    for name, values in theirs.items():
-        assert torch.equal(values, ours[name.replace(".default", "")])
-
-
-@pytest.mark.parametrize("settings", [{}, {"lora_alpha": 6}, {"lora_alpha": 6, "use_rslora": True}], ids=str)
-def test_what_peft_writes_is_read(
-    settings: dict[str, Any], golden_models: dict[str, PreTrainedModel], tmp_path: Path
+@pytest.mark.parametrize(
+    ("settings", "times"), [({}, 1), ({"lora_alpha": 6}, 2), ({"lora_alpha": 6, "use_rslora": True}, 6 / 3**0.5)]
+)
+def test_maps_are_named_and_scaled_as_peft_does_it(
+    settings: dict[str, Any], times: float, golden_models: dict[str, PreTrainedModel], tmp_path: Path
 ) -> None:
     """Guards against maps of another scale than peft's, which nobody would see: every answer stays as it was."""
-    peft = pytest.importorskip("peft")
-    model = copy.deepcopy(golden_models["ar"])
-    config = {"r": 3, "lora_alpha": 3, "target_modules": ["q_proj", "up_proj"], "init_lora_weights": False} | settings
-    torch.manual_seed(0)
-    theirs = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(**config)).eval()
-    theirs.save_pretrained(str(tmp_path))
-    save_file({"mask_vector": torch.zeros(model.config.hidden_size)}, tmp_path / "mask_vector.safetensors")
-    ids = torch.tensor([[5, 6, 7, 8]])
-    with torch.no_grad(), hooked(model, read_adapter(tmp_path, model), None):
-        found = model(input_ids=ids).logits
-    assert not torch.allclose(found, model(input_ids=ids).logits)
-    torch.testing.assert_close(found, theirs(input_ids=ids).logits, rtol=1e-4, atol=1e-4)
+    model, written = golden_models["ar"], noisy(golden_models["ar"], 0.3, rank=3)
+    write_adapter(written, model, tmp_path, "")
+    config = json.loads((tmp_path / CONFIG).read_text()) | settings
+    (tmp_path / CONFIG).write_text(json.dumps(config))
+    kept, names = read_adapter(tmp_path, model).maps, [*load_file(tmp_path / "adapter_model.safetensors")]
+    assert config["peft_type"] == "LORA" and config["r"] == 3 and kept.keys() == written.maps.keys()
+    assert sorted(names) == sorted(
+        f"base_model.model.model.{name}.lora_{part}.weight" for name in kept for part in "AB"
+    )
+    for name, (down, up) in written.maps.items():
+        torch.testing.assert_close(kept[name].up @ kept[name].down, times * up @ down)
 
 
 def test_more_than_peft_s_plain_maps_is_refused(

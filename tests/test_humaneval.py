@@ -94,39 +94,26 @@ def test_reference_solutions_pass_and_corrupted_ones_fail(data_dir: Path) -> Non
     assert found == [["passed", "failed"]] * len(docs)
 
 
-def test_right_on_humaneval_only() -> None:
-    """Guards against HumanEval+ that counts as HumanEval, or the other way round."""
-    assert words("HumanEval/55", "    return n if n < 2 else fib(n - 1) + fib(n - 2)") == ["passed"]
-    only_positive = "    return 1 if n < 3 else fib(n - 1) + fib(n - 2)"  # HumanEval does not ask for fib(0)
-    assert words("HumanEval/55", only_positive) == ["passed base only"]
-    assert score_programs([("HumanEval/55", "def fib(n):\n" + only_positive)], PROBLEMS) == ["passed base only"]
+FIB, TRUNCATE = "HumanEval/55", "HumanEval/2"
+WORDS = {  # of completions of one problem
+    "": (FIB, "    return n if n < 2 else fib(n - 1) + fib(n - 2)", "passed"),
+    "without fib(0)": (FIB, "    return 1 if n < 3 else fib(n - 1) + fib(n - 2)", "passed base only"),
+    "prose behind the code block": (TRUNCATE, "    return number % 1.0\n```\nThis is right.", "passed"),
+    "prose and no end of a block": (TRUNCATE, "    return number % 1.0\nThis is right.", "failed"),
+    "within the tolerance": (TRUNCATE, "    return number % 1.0 + 5e-7", "passed"),
+    "beyond it": (TRUNCATE, "    return number % 1.0 + 1e-4", "failed"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "word, expected", [("passed", (1.0, 1.0)), ("passed base only", (1.0, 0.0)), ("failed", (0.0, 0.0))]
-)
-def test_numbers_of_a_word(word: str, expected: tuple[float, float]) -> None:
-    """Guards against numbers that are exchanged."""
-    numbers = pass_at_1({}, [word])
-    assert (numbers["pass@1"], numbers["pass@1_plus"]) == expected
-
-
-def test_program_ends_with_its_code_block() -> None:
-    """Guards against prose after the code that becomes part of the program."""
-    right = "    return number % 1.0\n"
-    assert words("HumanEval/2", right, f"{right}```\nThis is right.", f"{right}This is right.") == [
-        "passed",
-        "passed",
-        "failed",
-    ]
-
-
-def test_floats_within_the_tolerance_pass() -> None:
-    """Guards against a tolerance that is lost, or far too wide."""
-    assert words("HumanEval/2", "    return number % 1.0 + 5e-7", "    return number % 1.0 + 1e-4") == [
-        "passed",
-        "failed",
-    ]
+def test_completions_by_hand() -> None:
+    """Guards against HumanEval+ that counts as HumanEval, prose that becomes part of the program, and a tolerance that
+    is lost, or far too wide; and against numbers of a word that are exchanged.
+    """
+    for what, (task, completion, word) in WORDS.items():
+        assert words(task, completion) == [word], what
+    for word, expected in {"passed": (1.0, 1.0), "passed base only": (1.0, 0.0), "failed": (0.0, 0.0)}.items():
+        numbers = pass_at_1({}, [word])
+        assert (numbers["pass@1"], numbers["pass@1_plus"]) == expected
 
 
 def test_every_input_has_its_own_time_limit() -> None:
@@ -211,20 +198,14 @@ def test_broken_data_is_the_users_to_mend(tmp_path: Path, name: str) -> None:
     assert error.value.where.startswith(str(tmp_path / LOCAL_FILE))
 
 
-def test_missing_data_is_the_users_to_mend(tmp_path: Path) -> None:
-    """Guards against a silent download where a local copy was asked for."""
+def test_what_cannot_be_scored_is_the_users_to_mend(tmp_path: Path) -> None:
+    """Guards against a silent download where a local copy was asked for, questions that are left out of the score, and
+    programs that are measured by a broken reference.
+    """
     with pytest.raises(UserError, match=r"no local copy(.|\n)*HumanEvalPlus.jsonl"):
         load_problems(tmp_path)
-
-
-def test_problem_without_tests_is_the_users_to_mend() -> None:
-    """Guards against questions that are left out of the score."""
     with pytest.raises(UserError, match="no tests for HumanEval/0"):
-        score_programs([("HumanEval/2", ""), ("HumanEval/0", "")], PROBLEMS)
-
-
-def test_reference_that_does_not_run_is_the_users_to_mend() -> None:
-    """Guards against programs that are measured by a broken reference."""
+        score_programs([(TRUNCATE, ""), ("HumanEval/0", "")], PROBLEMS)
     problem = Problem(Program("def f(:", "f", [[1], [2]], None), 1)
     with pytest.raises(UserError, match="reference solution of X/0 does not run: failed"):
         score_programs([("X/0", "def f(x):\n    return x")], {"X/0": problem})

@@ -16,7 +16,6 @@ from packed_or_not import packing
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from marsbench.compiled.graphs import Graphs
 from marsbench.decoding.engine import decode, forward
 from marsbench.decoding.generation import Request
 from marsbench.forward import linear as linear_module
@@ -26,7 +25,6 @@ from marsbench.forward.linear import packing_in_words, positions_packed
 from marsbench.forward.native import VARIABLE, is_native
 from marsbench.forward.window import Window
 from marsbench.methods.ar import Autoregressive
-from marsbench.methods.mars_verified import MarsVerified
 
 pytestmark = pytest.mark.skipif(not is_native(), reason="no C++ compiler")
 IDS = torch.tensor([[4, 5, 6, 7, 8]])
@@ -137,37 +135,6 @@ def test_what_is_written_is_read_at_the_next_step(change: str, tied: bool) -> No
         torch.testing.assert_close(found, own_logits(model), atol=tolerance, rtol=tolerance)
     if change not in ("bf16 and back", "bf16"):
         assert not torch.allclose(found, before, atol=1e-2)
-
-
-def test_compiled_steps_follow_too() -> None:
-    """Guards against graphs that have an old copy in them."""
-    model, graphs, method = llama(), Graphs("aot_eager"), Autoregressive()
-    for change in (None, "AdamW", "merged adapter", "replaced weight", "sharded", "other data"):
-        if change is not None:
-            CHANGES[change](model)
-        requests, ids = [Request([4, 5, 6], 12)], {"eos_id": -1, "pad_id": 0}
-        found = decode(model, method, requests, kind=graphs.batch, **ids)  # type: ignore[arg-type]
-        with packing(False):
-            expected = decode(copy.deepcopy(model), method, requests, **ids)  # type: ignore[arg-type]
-        assert found == expected, change
-    assert len(graphs) == 1, "it went on eagerly, or was compiled again"
-
-
-def test_a_change_between_two_batches_counts() -> None:
-    """Guards against copies that are looked at when a model first decodes, and never again."""
-    tokens: dict[bool, list[list[int]]] = {}
-    for on in (True, False):
-        model, found = llama(), list[list[int]]()
-        with packing(on):
-            for change in (None, "SGD", "merged adapter", "one value"):
-                torch.manual_seed(9)
-                if change is not None:
-                    CHANGES[change](model)
-                (answer,) = decode(model, MarsVerified(3), [Request([4, 5, 6], 30)], eos_id=-1, pad_id=0)
-                found.append(answer.tokens)
-        tokens[on] = found
-    assert tokens[True] == tokens[False]
-    assert len({tuple(one) for one in tokens[True]}) > 2
 
 
 def test_memory_is_back_when_the_model_is_gone() -> None:

@@ -10,12 +10,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request
 from marsbench.decoding.requests import groups_of
 from marsbench.errors import UserError
+from marsbench.forward.decoder import LeanDecoder, ModuleDecoder, decoder_of
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.training.medusa import MedusaHeads
 
@@ -35,12 +36,16 @@ def models() -> dict[str, Any]:
     heads = MedusaHeads(32)
     for parameter in heads.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    return {
+    found = {
         "lean": Qwen2ForCausalLM(Qwen2Config(**shape)).eval(),
         "modules": Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=8)).eval(),
         "draft": Qwen2ForCausalLM(Qwen2Config(**(shape | {"num_hidden_layers": 1}))).eval(),
         "heads": heads,
     }
+    assert isinstance(decoder_of(found["lean"]), LeanDecoder) and isinstance(
+        decoder_of(found["modules"]), ModuleDecoder
+    )
+    return found
 
 
 def run(
@@ -130,6 +135,8 @@ def test_groups_are_as_large_as_they_may_be() -> None:
     groups = groups_of({row: Request([5] * length) for row, length in enumerate(lengths)}, 12)
     assert [list(group) for group in groups] == [[0, 1, 2], [3], [4], [5, 6], [7], [8]]
     assert groups_of({}, 12) == []
+    usual = {row: Request([5] * 512) for row in range(16)}
+    assert len(groups_of(usual, PREFILL_POSITIONS)) == 1, "an ordinary batch is not parted, which would cost time"
 
 
 def test_a_join_in_parts_is_whole_or_not_at_all(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,19 +195,6 @@ def test_a_bound_that_holds_nothing_is_refused(positions: int, models: dict[str,
         run(models, "ar", [[5]], positions)
     with pytest.raises(UserError, match="prefill positions"):
         run(models, "hf-generate", [[5]], positions)
-
-
-def test_the_default_is_generous() -> None:
-    """Guards against a default that parts the prompts of an ordinary batch, at a cost in time: 16 of 512 tokens."""
-    assert len(groups_of({row: Request([5] * 512) for row in range(16)}, PREFILL_POSITIONS)) == 1
-
-
-def test_models_are_what_the_tests_say(models: dict[str, PreTrainedModel]) -> None:
-    """Guards against tests of one decoder twice."""
-    from marsbench.forward.decoder import LeanDecoder, ModuleDecoder, decoder_of
-
-    assert isinstance(decoder_of(models["lean"]), LeanDecoder)
-    assert isinstance(decoder_of(models["modules"]), ModuleDecoder)
 
 
 def test_others_step_between_two_pieces(models: dict[str, Any]) -> None:

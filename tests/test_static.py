@@ -256,15 +256,6 @@ def test_what_has_no_static_step_says_why(
     assert reason in why_not(model, build_method(method, Options(**given)))
 
 
-def test_without_a_compiler_there_is_a_reason(
-    model: LlamaForCausalLM, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guards against a traceback of the compiler's where the eager path would do."""
-    assert not why_not(model, method_of("ar", given)) or cpp_compiler() is None
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "C++ compiler" in why_not(model, method_of("ar", given))
-
-
 def test_other_architectures_have_a_reason(given: dict[str, Any]) -> None:
     """Guards against a graph of modules whose hooks and adapters it would not see."""
     model = llama(0)

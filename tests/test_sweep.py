@@ -28,8 +28,8 @@ from marsbench.findings.sweep import Agreement, SweepCells, agreement
 from marsbench.line import Line
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.paths import PACKAGE
-from marsbench.presets import preset
-from marsbench.racing.grid import BASELINES, Grid, read_grid, shipped_grid
+from marsbench.presets import preset, scales
+from marsbench.racing.grid import Grid, read_grid, shipped_grid
 from marsbench.racing.position_law import PositionLaw, Work, fastest, predicted_seconds
 from marsbench.racing.race import Race, RoundLog
 from marsbench.rows.kinds import StepTimeRow, SweepRow
@@ -114,50 +114,37 @@ def test_lossless_methods_give_the_tokens_of_ar(swept: Path) -> None:
         assert row.same_as["ar"] == row.prompts, row.contender
 
 
-def test_nothing_is_measured_twice(swept: Path) -> None:
-    """Guards against a second run that races again what is there."""
-    before = Workspace(swept, "micro").row_file.read_bytes()
-    run_sweep(swept)
-    assert Workspace(swept, "micro").row_file.read_bytes() == before
-
-
-def test_racing_again_does_not_train_again(swept: Path, tmp_path: Path) -> None:
-    """Guards against hours of training that are thrown away for another lap."""
+def test_races_are_made_once_and_again_where_asked(swept: Path, tmp_path: Path) -> None:
+    """Guards against a second run that races again what is there, a grid that is measured anew for one more line, a
+    line without its own baselines, and hours of training that are thrown away for another lap.
+    """
     output = with_checkpoints(swept, tmp_path)
-    again = ("--grid", str(output / "grid.yaml"), "--label", "again", "--existing", "rerun")
-    before = {path: path.stat().st_mtime_ns for path in output.rglob("model.safetensors")}
-    run_sweep(output, "--grid", str(output / "grid.yaml"))
-    run_sweep(output, *again)
-    assert {path: path.stat().st_mtime_ns for path in output.rglob("model.safetensors")} == before
-    first, second = rows_in(output), rows_in(output, "again")
-    assert [row.key for row in first] == [row.key for row in second]
-    assert all(row.seconds != other.seconds for row, other in zip(first, second, strict=True))
-
-
-def test_a_new_contender_races_against_the_baselines_alone(swept: Path, tmp_path: Path) -> None:
-    """Guards against a grid that is measured anew for one more line, and against a line without its own baselines."""
-    output = with_checkpoints(swept, tmp_path)
-    run_sweep(output, "--grid", str(output / "grid.yaml"))
+    small, weights = ("--grid", str(output / "grid.yaml")), sorted(output.rglob("model.safetensors"))
+    trained = [path.stat().st_mtime_ns for path in weights]
+    run_sweep(output, *small)
     first = {row.contender: row for row in rows_in(output)}
+    before = Workspace(output, "micro").row_file.read_bytes()
+    run_sweep(output, *small)
+    assert Workspace(output, "micro").row_file.read_bytes() == before
     more = {**SMALL, "contenders": [*SMALL["contenders"], {"method": "jacobi", "stage": "mars"}]}
     (output / "grid.yaml").write_text(yaml.safe_dump(more))
-    run_sweep(output, "--grid", str(output / "grid.yaml"))
+    run_sweep(output, *small)
     second = {row.contender: row for row in rows_in(output)}
     assert {name: second[name] for name in first} == first
     assert second["jacobi"].baselines["ar"]["seconds"] != first["ar"].baselines["ar"]["seconds"]
+    run_sweep(output, *small, "--label", "again", "--existing", "rerun")
+    again = {row.contender: row for row in rows_in(output, "again")}
+    assert {name: row.key for name, row in again.items()} == {name: row.key for name, row in second.items()}
+    assert all(again[name].seconds != row.seconds for name, row in second.items())
+    assert [path.stat().st_mtime_ns for path in sorted(output.rglob("model.safetensors"))] == trained
 
 
 def test_shards_share_the_contenders(swept: Path, tmp_path: Path) -> None:
     """Guards against a part without baselines, and against cells that no part measures."""
     output = with_checkpoints(swept, tmp_path)
-    for part in ("1/2", "2/2"):
-        run_sweep(output, "--grid", str(output / "grid.yaml"), "--shard", part)
-    parts = [rows_in(output, f"part{number}-of-2") for number in (1, 2)]
-    assert [{row.contender for row in part} - set(BASELINES) for part in parts] == [
-        {"mars, tau = one"},
-        {"mars, tau = 0.2"},
-    ]
-    assert all({"ar", "hf-generate"} <= {row.contender for row in part} for part in parts)
+    for number, contender in ((1, "mars, tau = one"), (2, "mars, tau = 0.2")):
+        run_sweep(output, "--grid", str(output / "grid.yaml"), "--shard", f"{number}/2")
+        assert {row.contender for row in rows_in(output, f"part{number}-of-2")} == {"ar", "hf-generate", contender}
 
 
 # ---------------------------------------------------------------------- interruptions
@@ -228,9 +215,9 @@ def test_two_sweeps_in_one_folder(swept: Path, tmp_path: Path) -> None:
     for process in both:
         process.join()
         assert process.exitcode == 0
-    lines = [json.loads(line) for line in Workspace(output, "micro").row_file.read_text().splitlines()]
-    keys = [line["key"] for line in lines if line["kind"] == SweepRow.kind]
+    keys = [row.key for row in rows_in(output)]
     assert len(keys) == len(set(keys)) == 4
+    assert Workspace(output, "micro").row_file.read_text().count(f'"kind": "{SweepRow.kind}"') == 4
 
 
 # ---------------------------------------------------------------------- the race
@@ -333,39 +320,25 @@ def test_lists_stand_for_all_their_combinations(tmp_path: Path) -> None:
     assert found.prompts == 6 and read_grid(tmp_path / "grid.yaml", quick=True).prompts == 12
 
 
-@pytest.mark.parametrize("scale", ["micro", "mini", "mini", "135m", "0.5b", "7b"])
-def test_shipped_grids_can_be_read(scale: str) -> None:
-    """Guards against a grid that fails on a user's machine only."""
-    for quick in (False, True):
-        grid = read_grid(shipped_grid(scale), quick=quick)
-        assert {"ar", "hf-generate", "ar, again"} <= {entry.name for entry in grid.contenders}
-
-
-def test_mini_races_both_forms_of_what_may_win() -> None:
-    """Guards against a compiled contender without the eager one that it is held against, form by form."""
-    grid = read_grid(shipped_grid("mini"))
-    eager = [one for one in grid.contenders if not one.compiled]
-    compiled = [one for one in grid.contenders if one.compiled]
-    assert {one.method for one in compiled} == {"ar", "mars", "mars-verified", "prompt-lookup"}
-    for one in compiled:
-        plain = one.name.removesuffix(", compiled")
-        assert replace(one, name=plain, label=plain, compiled=False) in eager
-    assert read_grid(shipped_grid("mini"), quick=True).contenders == tuple(eager), "quick compiles nothing"
-
-
-@pytest.mark.parametrize("scale", ["0.5b", "7b"])
-def test_grids_for_gpus_race_what_is_recorded_in_at_most_eight_hours(scale: str) -> None:
-    """Guards against speed-ups that are the host's, and against a race that takes a day of a GPU."""
-    grid = read_grid(shipped_grid(scale))
-    assert grid.seconds(preset(scale)) < 8 * 3600
+@pytest.mark.parametrize("scale", scales())
+def test_shipped_grids_race_both_forms_of_what_may_win(scale: str) -> None:
+    """Guards against a grid that fails on a user's machine only, a compiled contender without the eager one that it is
+    held against, speed-ups on a GPU that are the host's, and a race that takes a day of one.
+    """
+    grid, quick = (read_grid(shipped_grid(scale), quick=quick) for quick in (False, True))
+    assert all({"ar", "hf-generate", "ar, again"} <= {one.name for one in which.contenders} for which in (grid, quick))
     eager = [one for one in grid.contenders if not one.compiled]
     for one in (compiled := [one for one in grid.contenders if one.compiled]):
         plain = one.name.removesuffix(", compiled")
         assert replace(one, name=plain, label=plain, compiled=False) in eager
-    assert {one.method for one in compiled} == {"ar", "mars", "mars-verified", "prompt-lookup"}
-    assert grid.backend is None, "that of the device: graphs of eager operations on CUDA"
-    quick = read_grid(shipped_grid(scale), quick=True)
-    assert all(one in quick.contenders for one in compiled) and quick.seconds(preset(scale)) < 3 * 3600
+    if scale in ("mini", "0.5b", "7b"):
+        assert {one.method for one in compiled} == {"ar", "mars", "mars-verified", "prompt-lookup"}
+    if scale == "mini":
+        assert quick.contenders == tuple(eager), "quick compiles nothing"
+    if scale in ("0.5b", "7b"):
+        assert grid.seconds(preset(scale)) < 8 * 3600 and quick.seconds(preset(scale)) < 3 * 3600
+        assert grid.backend is None, "that of the device: graphs of eager operations on CUDA"
+        assert all(one in quick.contenders for one in compiled)
 
 
 def test_races_on_a_gpu_are_reckoned_by_steps() -> None:
@@ -423,6 +396,13 @@ BAD_GRIDS: list[tuple[Any, str]] = [
     (broken(contenders=SMALL["contenders"][:1] * 2), "two contenders are called 'ar'"),
     (broken(contenders=SMALL["contenders"][1:]), "no contender is called 'ar'"),
 ]
+
+
+def with_mars(**settings: Any) -> dict[str, Any]:
+    """A grid with a contender more."""
+    return broken(contenders=[*SMALL["contenders"][:1], {"method": "mars", "stage": "mars", **settings}])
+
+
 BAD_CONTENDERS: list[tuple[dict[str, Any], str]] = [
     ({"method": "warp"}, "unknown method 'warp'"),
     ({"method": ["ar", 5]}, "method: "),
@@ -441,11 +421,26 @@ BAD_CONTENDERS: list[tuple[dict[str, Any], str]] = [
     ({"compiled": "yes"}, "compiled: "),
     ({"trained_block_size": -4}, "trained_block_size: "),
 ]
+BAD_GRIDS += [(with_mars(**settings), f"{message}(.|\n)*contender 2") for settings, message in BAD_CONTENDERS]
+FINE = [("max_new_tokens", None), ("timeout_s", 1.5), ("timeout_s", 10**30), ("positions", 0)]
+COUNTS = ("prompts", "repeats", "max_new_tokens", "timeout_s", "batch_sizes", "positions")
+BAD_GRIDS += [
+    (broken(**{name: [8, value] if name == "batch_sizes" else value}), f"{name}(.[0-9])?: ")
+    for name in COUNTS
+    for value in (0, -90, 1.5, True, "90", None, [90], {}, float("nan"), 10**30)
+    if (name, value) not in FINE or value is True
+]
+NO_GRIDS = [
+    yaml.safe_dump(SMALL) + "repeats: 9\n", "a: [", "a: " + "[" * 5000, f"prompts: {'1' * 5000}", "a: &a [*a]", "5", "",
+    "\N{CJK UNIFIED IDEOGRAPH-9021}".encode("utf-16"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("grid", "message"), BAD_GRIDS)
 def test_a_bad_grid_is_named(grid: Any, message: str, tmp_path: Path) -> None:
-    """Guards against a traceback, or hours of racing before a misspelt setting is seen."""
+    """Guards against a traceback, hours of racing before a misspelt setting is seen, a contender that vanishes or
+    decodes by another setting than its line says, and "At most -90 tokens" on a page.
+    """
     file = tmp_path / "grid.yaml"
     file.write_text(yaml.safe_dump(grid, sort_keys=False))
     with pytest.raises(UserError, match=message) as raised:
@@ -453,56 +448,14 @@ def test_a_bad_grid_is_named(grid: Any, message: str, tmp_path: Path) -> None:
     assert raised.value.where.startswith(str(file)) and raised.value.fix
 
 
-def test_a_key_that_is_given_twice_is_named(tmp_path: Path) -> None:
-    """Guards against the first of two settings that is dropped without a word."""
+@pytest.mark.parametrize("text", [*NO_GRIDS, None])
+def test_a_file_that_is_no_grid_is_named(text: str | bytes | None, tmp_path: Path) -> None:
+    """Guards against a traceback of the YAML library, and the first of two settings that is dropped without a word."""
     file = tmp_path / "grid.yaml"
-    file.write_text(yaml.safe_dump(SMALL) + "repeats: 9\n")
-    with pytest.raises(UserError, match="'repeats' is given twice"):
+    if text is not None:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match="'repeats' is given twice" if text == NO_GRIDS[0] else str(file)):
         read_grid(file)
-
-
-@pytest.mark.parametrize(("settings", "message"), BAD_CONTENDERS)
-def test_a_bad_contender_is_named(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
-    """Guards against a contender that vanishes, or decodes by another setting than its line says."""
-    entry = {"method": "mars", "stage": "mars", **settings}
-    test_a_bad_grid_is_named(
-        broken(contenders=[*SMALL["contenders"][:1], entry]), f"{message}(.|\n)*contender 2", tmp_path
-    )
-
-
-NO_COUNT: list[Any] = [0, -90, 1.5, True, "90", None, [90], {}, float("nan"), 10**30]
-
-
-@pytest.mark.parametrize("value", NO_COUNT, ids=str)
-@pytest.mark.parametrize("name", ["prompts", "repeats", "max_new_tokens", "timeout_s", "batch_sizes", "positions"])
-def test_what_is_no_count_is_named(name: str, value: Any, tmp_path: Path) -> None:
-    """Guards against "At most -90 tokens" on a page, and against tracebacks of numbers that are texts or lists."""
-    fine = {"max_new_tokens": [None], "timeout_s": [1.5, 10**30], "positions": [0]}
-    if value in fine.get(name, []) and value is not True:
-        return
-    wrong = [8, value] if name == "batch_sizes" else value
-    test_a_bad_grid_is_named(broken(**{name: wrong}), f"{name}(.[0-9])?: ", tmp_path)
-
-
-def test_prompts_that_cannot_be_shared_are_refused_at_once(tmp_path: Path) -> None:
-    """Guards against trainings that end in a complaint about the grid."""
-    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(broken(prompts=7)))
-    options = ["--scale", "micro", "--grid", str(tmp_path / "grid.yaml"), "--output", str(tmp_path)]
-    done = CliRunner().invoke(app, ["sweep", *options])
-    assert done.exit_code == 2 and "7 prompts cannot be shared by 6 benchmarks" in done.output
-    assert not list(tmp_path.rglob("*.safetensors"))
-
-
-def test_a_grid_that_is_no_yaml_is_named(tmp_path: Path) -> None:
-    """Guards against a traceback of the YAML library."""
-    texts = ["a: [", "a: " + "[" * 5000, f"prompts: {'1' * 5000}", "\N{CJK UNIFIED IDEOGRAPH-9021}".encode("utf-16")]
-    for text in [*texts, "a: &a [*a]", "5", "", None]:
-        file = tmp_path / "grid.yaml"
-        file.unlink(missing_ok=True)
-        if text is not None:
-            file.write_bytes(text if isinstance(text, bytes) else text.encode())
-        with pytest.raises(UserError, match=str(file)):
-            read_grid(file)
 
 
 # ---------------------------------------------------------------------- the position law

@@ -396,9 +396,3 @@ def test_what_the_paper_numbers_is_made_by_its_number(
     run = Run(preset("micro"), Workspace(tmp_path, "micro"))
     written = reproduction.reproduce_page(name, run, executor_of(run, jobs=1))
     assert {*made} == {page} and written == tmp_path / "reports" / "micro" / f"{page}.md"
-
-
-def test_quick_belongs_to_the_sweep(tmp_path: Path) -> None:
-    """Guards against an option that is passed over without a word."""
-    done = CliRunner().invoke(app, ["reproduce", "table2", "--quick", "--scale", "micro", "--output", str(tmp_path)])
-    assert done.exit_code == 2 and "speed sweep's" in done.output

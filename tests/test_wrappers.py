@@ -312,17 +312,6 @@ def test_adapters_on_embeddings_are_run(model: PreTrainedModel) -> None:
         decode(model, build_method("ar", Options()), [Request([24], 1)], eos_id=-1, pad_id=0)
 
 
-def test_peft_adapters_are_run(model: PreTrainedModel) -> None:
-    """Guards against the same with peft's own wrapper."""
-    peft = pytest.importorskip("peft")
-    before = greedy(model)
-    config = peft.LoraConfig(target_modules=["q_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
-    adapted = peft.get_peft_model(model, config).eval()
-    assert ar(adapted) == greedy(adapted) != before
-    with adapted.disable_adapter():
-        assert ar(adapted) == before
-
-
 # ---- what becomes of the model -----------------------------------------------------------------------------------
 
 
