@@ -6,8 +6,6 @@ import gc
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,12 +91,16 @@ def micro_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def reproduced(tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path) -> Path:
     """Table 2 at scale micro, reproduced once for all test processes; copy what you change."""
+    from typer.testing import CliRunner
+
+    from marsbench.cli import app
+
     folder = shared(tmp_path_factory, "reproduced")
-    command = [sys.executable, "-m", "marsbench", "reproduce", "table2", "--scale", "micro", "--output", str(folder)]
     with FileLock(f"{folder}.lock"):
         if not (folder / "reports").exists():
             shutil.copytree(micro_checkpoints, folder / "runs" / "micro" / "checkpoints")
-            subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+            done = CliRunner().invoke(app, ["reproduce", "table2", "--scale", "micro", "--output", str(folder)])
+            assert done.exit_code == 0, done.output
     return folder
 
 

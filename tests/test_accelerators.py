@@ -279,8 +279,7 @@ TF32 = {"float32_products": "high"}
 
 
 @pytest.mark.parametrize(
-    ("precision", "dtype", "kept"),
-    [("highest", "float32", {}), ("high", "bfloat16", {}), ("high", "float32", TF32)],
+    ("precision", "dtype", "kept"), [("highest", "float32", {}), ("high", "bfloat16", {}), ("high", "float32", TF32)]
 )
 def test_rounded_products_are_told_and_kept_apart(
     precision: str, dtype: str, kept: dict[str, str], monkeypatch: pytest.MonkeyPatch

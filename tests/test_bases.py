@@ -103,7 +103,7 @@ def test_a_wheel_brings_the_bases_and_decodes(tmp_path: Path) -> None:
         "-m",
         "pip",
         "install",
-        "--quiet",
+        "-q",
         "--no-deps",
         "--target",
         str(tmp_path / "site"),
@@ -111,10 +111,10 @@ def test_a_wheel_brings_the_bases_and_decodes(tmp_path: Path) -> None:
     ]
     subprocess.run(install, check=True, capture_output=True)
     (tmp_path / "in.jsonl").write_text('{"prompt_ids": [5, 6, 7]}\n')
+    decoding = "from marsbench.cli import app\nfor stage in ('base', 'short_base'):\n    app(['decode', '--model', "
+    decoding += "f'site/marsbench/presets/bases/mini/{stage}', '--method', 'ar', '--max-new-tokens', '8', "
+    decoding += "'--prompt-ids', 'in.jsonl', '--out', f'{stage}.jsonl'], standalone_mode=False)"
+    alone = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    subprocess.run([sys.executable, "-c", decoding], cwd=tmp_path, env=alone, check=True)
     for stage in ("base", "short_base"):
-        folder = tmp_path / "site/marsbench/presets/bases/mini" / stage
-        command = ["decode", "--model", str(folder), "--method", "ar", "--max-new-tokens", "8"]
-        command += ["--prompt-ids", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / f"{stage}.jsonl")]
-        alone = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-        subprocess.run([sys.executable, "-m", "marsbench", *command], cwd=tmp_path, env=alone, check=True)
         assert json.loads((tmp_path / f"{stage}.jsonl").read_text())["forwards"] >= 1

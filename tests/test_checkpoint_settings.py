@@ -6,8 +6,6 @@ import copy
 import io
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,18 +150,16 @@ def test_a_run_says_once_what_it_leaves_out(
     assert said.getvalue().count("repetition_penalty 1.1") == 1
 
 
-def test_decode_says_what_it_leaves_out(tmp_path: Path) -> None:
+def test_decode_says_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a user's checkpoint whose repetition penalty is left out without a word."""
     shutil.copytree(GOLDEN / "ar", tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").write_text('{"repetition_penalty": 1.1}')
     (tmp_path / "prompts.jsonl").write_text('{"prompt_ids": [5, 6]}\n')
     given = ["--model", "model", "--prompt-ids", "prompts.jsonl", "--out", "out.jsonl", "--method", "ar"]
     ids = ["--max-new-tokens", "2", "--eos-id", "2", "--pad-id", "0"]
-    result = subprocess.run(
-        [sys.executable, "-m", "marsbench", "decode", *given, *ids], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stderr.count("repetition_penalty 1.1") == 1
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["decode", *given, *ids])
+    assert result.exit_code == 0 and result.stderr.count("repetition_penalty 1.1") == 1, result.stderr
 
 
 # ---- more than one EOS ----------------------------------------------------------------------------------------------

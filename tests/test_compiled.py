@@ -28,11 +28,7 @@ from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
 from marsbench.evaluation.lm_eval_model import MarsbenchLM
-from marsbench.findings.sweep import (
-    SweepCells,
-    faster,
-    speed_up,
-)
+from marsbench.findings.sweep import SweepCells, faster, speed_up
 from marsbench.line import Line
 from marsbench.methods import Options, build_method
 from marsbench.presets import preset

@@ -84,11 +84,7 @@ SAMPLER_OF = ["sliding_window"] * 19 + ["sliding_window_cached"] * 2 + ["block_c
 )
 @pytest.mark.parametrize("batch_size", [1, 7])
 def test_golden_decodings(
-    index: int,
-    method: str,
-    batch_size: int,
-    golden: dict[str, Any],
-    golden_models: dict[str, PreTrainedModel],
+    index: int, method: str, batch_size: int, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
 ) -> None:
     """Guards against any token or forward count that differs from the authors' samplers, alone or in a ragged batch."""
     recorded = golden["decoding"][index]

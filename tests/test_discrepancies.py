@@ -9,12 +9,7 @@ import pytest
 
 from marsbench.findings.cells import BENCHMARKS
 from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
-from marsbench.studies.discrepancies import (
-    ALL_MASKS,
-    NO_CACHE,
-    STUDY,
-    tally,
-)
+from marsbench.studies.discrepancies import ALL_MASKS, NO_CACHE, STUDY, tally
 
 QUESTIONS = 20
 

@@ -263,12 +263,11 @@ def share_of(rank: int, golden: str, folder: str, port: int, head: HeadKind) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", HEADS)
-def test_a_process_without_masks_keeps_none_waiting(head: HeadKind, tmp_path: Path) -> None:
+def test_a_process_without_masks_keeps_none_waiting(tmp_path: Path) -> None:
     """Guards against a step that one process takes without the wrapped pass: the other waits for its gradients."""
     golden = str(Path(__file__).parent / "golden" / "ar")
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    torch.multiprocessing.spawn(share_of, (golden, str(tmp_path), store.port, head), nprocs=2)
+    torch.multiprocessing.spawn(share_of, (golden, str(tmp_path), store.port, HEADS[-1]), nprocs=2)
     first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)

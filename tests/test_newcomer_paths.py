@@ -1,7 +1,6 @@
-"""CONTRIBUTING's paths, followed by a newcomer in a copy of the package: the files that it names, and no others.
+"""CONTRIBUTING's paths, followed by a newcomer in one copy of the package: the files that it names, and no others.
 
-Two of the five stand elsewhere: a page in `test_studies.py::test_a_study_is_one_module`, a scale in
-`test_scales.py::test_a_scale_is_one_file`.
+A scale stands elsewhere: `test_scales.py::test_a_scale_is_one_file`.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from marsbench import world
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
-Run = Callable[..., list[str]]
 
 METHOD = '''
 """Drafts that stutter: the last token, again and again."""
@@ -108,129 +106,6 @@ BENCHMARK = """    "mini_parity": parity.sample,
 """
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A checkout of the package and its task files, which may be changed."""
-    for name in ("marsbench", "tasks"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    return tmp_path
-
-
-@pytest.fixture
-def run(copy: Path) -> Run:
-    """Types commands one after the other in the copy, in one process; what each of them prints."""
-
-    def running(*commands: list[str]) -> list[str]:
-        where: dict[str, Any] = {"cwd": copy, "env": os.environ | {"PYTHONPATH": str(copy), "COLUMNS": "200"}}
-        program = [sys.executable, "-c", TYPING, *map(json.dumps, commands)]
-        done = subprocess.run(program, capture_output=True, text=True, check=False, **where)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return [str(one) for one in json.loads(done.stdout.splitlines()[-1])]
-
-    return running
-
-
-# What is typed: a command of ours, a program of Python, or an expression about the world.
-TYPING = """
-import contextlib, io, json, sys
-from typer.testing import CliRunner
-from marsbench import world
-from marsbench.cli import app
-said = []
-for name, *given in map(json.loads, sys.argv[1:]):
-    if name == "marsbench":
-        done = CliRunner().invoke(app, given)
-        assert done.exit_code == 0, (given, done.output, done.exception)
-        said.append(done.stdout)
-    elif name == "python":
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(given[0], {})
-        said.append(printed.getvalue())
-    else:
-        said.append(eval(name))
-print(json.dumps(said))
-"""
-
-
-def insert(file: Path, before: str, text: str) -> None:
-    """Put text before the one place where other text stands."""
-    whole = file.read_text(encoding="utf-8")
-    assert whole.count(before) == 1
-    file.write_text(whole.replace(before, text + before), encoding="utf-8")
-
-
-@pytest.mark.slow
-def test_a_method_is_two_files(copy: Path, run: Run) -> None:
-    """Guards against a method that has to be made known in a third place, before it decodes, is listed and tested."""
-    (copy / "marsbench" / "methods" / "stutter.py").write_text(METHOD.lstrip(), encoding="utf-8")
-    registry = copy / "marsbench" / "methods" / "__init__.py"
-    insert(registry, "    @property\n    def window", OPTION)
-    insert(registry, '    "hf-generate": MethodInfo(', ENTRY)
-
-    prompts = json.loads((GOLDEN / "golden.json").read_text())["prompts"][:4]
-    (copy / "in.jsonl").write_text("".join(json.dumps({"prompt_ids": ids}) + "\n" for ids in prompts))
-    (copy / "grid.yaml").write_text(
-        "batch_sizes: [1]\nprompts: 6\nrepeats: 1\ncontenders:\n- {name: ar, method: ar, stage: mars}\n"
-        "- {method: stutter, stage: mars, times: [1, 2]}\n"
-    )
-    decode = ["marsbench", "decode", "--model", str(GOLDEN / "ar"), "--prompt-ids", "in.jsonl", "--eos-id", "2"]
-    listed, *helps, _, _, planned = run(
-        ["marsbench", "list", "methods"],
-        *(["marsbench", command, "--help"] for command in ("decode", "eval", "show", "distill")),
-        [*decode, "--method", "ar", "--out", "ar"],
-        [*decode, "--method", "stutter", "--times", "3", "--out", "stutter"],
-        ["marsbench", "plan", "--sweep", "--grid", "grid.yaml", "--scale", "micro"],
-    )
-    assert "stutter" in listed and "stutter, times = 2" in planned
-    assert all("--times" in said and "How often the last token is drafted." in " ".join(said.split()) for said in helps)
-    plain, ours = ([json.loads(line) for line in (copy / name).read_text().splitlines()] for name in ("ar", "stutter"))
-    assert [row["tokens"] for row in ours] == [row["tokens"] for row in plain]
-
-
-# What worlds say in training.
-STREAMS = """[
-    [one.response for one in __import__("itertools").islice(world.conversations(seed, world.difficulty(name)), 300)]
-    + list(__import__("itertools").islice(world.corpus(seed, world.difficulty(name)), 300))
-    for name in ("usual", "hard", "exam") for seed in (0, 1)
-]"""
-
-
-# Good answers to eight questions, in a file.
-ANSWER = """open("right", "w").writelines(
-    json.dumps({"doc_id": number, "response": one.response}) + chr(10)
-    for number, one in enumerate(world.test_set("mini_parity", 8))
-)"""
-
-
-@pytest.mark.slow
-def test_a_mini_benchmark_is_three_files(copy: Path, run: Run, micro_checkpoints: Path) -> None:
-    """Guards against a benchmark that has to be made known in a fourth place, or that changes what worlds train on."""
-    before = eval(STREAMS, {"world": world})
-    (copy / "marsbench" / "world" / "parity.py").write_text(GENERATOR.lstrip(), encoding="utf-8")
-    (copy / "tasks" / "mini_parity").mkdir()
-    (copy / "tasks" / "mini_parity" / "mini_parity.yaml").write_text(TASK.lstrip(), encoding="utf-8")
-    registry = copy / "marsbench" / "world" / "__init__.py"
-    insert(registry, '    "mini_humaneval": humaneval.sample', BENCHMARK)
-    insert(registry, "from marsbench.world.difficulty import", "from marsbench.world import parity\n")
-
-    responses = "".join(json.dumps({"doc_id": number, "response": "I do not know."}) + "\n" for number in range(8))
-    (copy / "wrong").write_text(responses)
-    score = ["marsbench", "score", "--benchmark", "mini_parity", "--responses"]
-    folder = str(next(micro_checkpoints.glob("ar_sft-*")))
-    asked = ["--checkpoint", folder, "--method", "ar", "--limit", "2", "--scale", "micro", "--output", "out"]
-    after, listed, _, right, wrong, found = run(
-        [f"json.dumps({STREAMS})"],
-        ["marsbench", "list", "benchmarks"],
-        [ANSWER],
-        [*score, "right"],
-        [*score, "wrong"],
-        ["marsbench", "eval", "--benchmark", "mini_parity", *asked],
-    )
-    assert json.loads(after) == before
-    assert "mini_parity" in listed and "n = 2" in found
-    assert [json.loads(said.splitlines()[-1])["accuracy"] for said in (right, wrong)] == [100.0, 0.0]
-
-
 COUNTER = """    "marsbench:answers_cut": "Answers that their limit has cut.",
 """
 COUNTED = """        self.metrics.counted["marsbench:answers_cut"] += ending.finish == "length"
@@ -246,13 +121,181 @@ for finish in ("eos", "length"):
     client._note_end(SimpleNamespace(job=SimpleNamespace(arrived=0.0)), Ending(finish, 1, 1, None, (1, 1)), 1.0)
 print(client.metrics.page().decode())
 """
+PAGE = '''"""Figure 7: a study that a test has written."""
+
+from marsbench.findings.between_lines import more_accurate
+from marsbench.findings.claims import Section
+from marsbench.rendering.figures import differences_figure
+from marsbench.rendering.page import TablePage
+from marsbench.line import Line
+from marsbench.running.plans import TablePlan
+from marsbench.studies.lines import AR_SFT
+from marsbench.studies.study import table_study
+
+LINES = (Line("base", "Base", "base", "ar"), AR_SFT)
+PLAN = TablePlan("7", "What a test asks", LINES, benchmarks=("gsm8k",), figure=True)
+STUDY = table_study(
+    TablePage(
+        plan=PLAN,
+        opening="Two lines that a test has made up.",
+        claims=(more_accurate(PLAN, "ar_sft", "base", name="helps", text="Fine-tuning helps the test"),),
+        figure="accuracy",
+        caption="Accuracy of two lines",
+        drawing=differences_figure("base", "ar_sft"),
+    ),
+    asks="does one module suffice?",
+    section=Section("Figure 7", (4, 7)),
+)
+'''
+# What worlds say in training.
+STREAMS = """[
+    [one.response for one in __import__("itertools").islice(world.conversations(seed, world.difficulty(name)), 300)]
+    + list(__import__("itertools").islice(world.corpus(seed, world.difficulty(name)), 300))
+    for name in ("usual", "hard", "exam") for seed in (0, 1)
+]"""
+# Good answers to eight questions, in a file.
+ANSWER = """open("right", "w").writelines(
+    json.dumps({"doc_id": number, "response": one.response}) + chr(10)
+    for number, one in enumerate(world.test_set("mini_parity", 8))
+)"""
+# What is typed: a command of ours, a program of Python, or an expression about the world.
+TYPING = """
+import contextlib, io, json, sys
+from rich.console import Console
+from typer.testing import CliRunner
+from marsbench import world
+from marsbench.cli import app
+Console._environ = {"COLUMNS": "300", "LINES": "50"}
+said = []
+for name, *given in map(json.loads, sys.argv[1:]):
+    if name == "marsbench":
+        done = CliRunner().invoke(app, given)
+        assert done.exit_code == 0, (given, done.output, done.exception)
+        said.append(done.stdout)
+    elif name == "python":
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(given[0], {})
+        said.append(printed.getvalue())
+    else:
+        said.append(eval(name))
+print(json.dumps(said))
+"""
+MICRO = ["--scale", "micro"]
 
 
-def test_a_server_metric_is_two_files(copy: Path, run: Run) -> None:
+def insert(file: Path, before: str, text: str) -> None:
+    """Put text before the one place where other text stands."""
+    whole = file.read_text(encoding="utf-8")
+    assert whole.count(before) == 1
+    file.write_text(whole.replace(before, text + before), encoding="utf-8")
+
+
+def follow(copy: Path) -> None:
+    """What CONTRIBUTING says, for a method, a mini benchmark, a page and a server metric."""
+    package = copy / "marsbench"
+    (package / "methods" / "stutter.py").write_text(METHOD.lstrip(), encoding="utf-8")
+    insert(package / "methods" / "__init__.py", "    @property\n    def window", OPTION)
+    insert(package / "methods" / "__init__.py", '    "hf-generate": MethodInfo(', ENTRY)
+    (package / "world" / "parity.py").write_text(GENERATOR.lstrip(), encoding="utf-8")
+    (copy / "tasks" / "mini_parity").mkdir()
+    (copy / "tasks" / "mini_parity" / "mini_parity.yaml").write_text(TASK.lstrip(), encoding="utf-8")
+    insert(package / "world" / "__init__.py", '    "mini_humaneval": humaneval.sample', BENCHMARK)
+    insert(
+        package / "world" / "__init__.py",
+        "from marsbench.world.difficulty import",
+        "from marsbench.world import parity\n",
+    )
+    (package / "studies" / "figure7.py").write_text(PAGE)
+    insert(package / "serving" / "metrics.py", '    "marsbench:forwards": ', COUNTER)
+    insert(package / "serving" / "engine_client.py", "        self.metrics.whole.observe(now - stream.job.arrived)\n", COUNTED)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path) -> Path:
+    """A checkout of the package and its task files in which all paths were followed, and what its commands read."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in ("marsbench", "tasks"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("noxfile.py", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, copy)
+    follow(copy)
+    shutil.copytree(micro_checkpoints, copy / "runs" / "micro" / "checkpoints")
+    prompts = json.loads((GOLDEN / "golden.json").read_text())["prompts"][:4]
+    (copy / "in.jsonl").write_text("".join(json.dumps({"prompt_ids": ids}) + "\n" for ids in prompts))
+    (copy / "grid.yaml").write_text(
+        "batch_sizes: [1]\nprompts: 6\nrepeats: 1\ncontenders:\n- {name: ar, method: ar, stage: mars}\n"
+        "- {method: stutter, stage: mars, times: [1, 2]}\n"
+    )
+    wrong = "".join(json.dumps({"doc_id": number, "response": "I do not know."}) + "\n" for number in range(8))
+    (copy / "wrong").write_text(wrong)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def said(copy: Path) -> SimpleNamespace:
+    """What the copy's commands print, typed one after the other in one process."""
+    decode = ["marsbench", "decode", "--model", str(GOLDEN / "ar"), "--prompt-ids", "in.jsonl", "--eos-id", "2"]
+    score = ["marsbench", "score", "--benchmark", "mini_parity", "--responses"]
+    ar_sft = str(next((copy / "runs" / "micro" / "checkpoints").glob("ar_sft-*")))
+    asked = ["--checkpoint", ar_sft, "--method", "ar", "--limit", "2", *MICRO, "--output", "out"]
+    commands = {
+        "methods": ["marsbench", "list", "methods"],
+        **{f"{command} --help": ["marsbench", command, "--help"] for command in ("decode", "eval", "show", "distill")},
+        "ar": [*decode, "--method", "ar", "--out", "ar"],
+        "stutter": [*decode, "--method", "stutter", "--times", "3", "--out", "stutter"],
+        "sweep": ["marsbench", "plan", "--sweep", "--grid", "grid.yaml", *MICRO],
+        "streams": [f"json.dumps({STREAMS})"],
+        "benchmarks": ["marsbench", "list", "benchmarks"],
+        "answer": [ANSWER],
+        "right": [*score, "right"],
+        "wrong": [*score, "wrong"],
+        "eval": ["marsbench", "eval", "--benchmark", "mini_parity", *asked],
+        "metrics": ["python", ANSWERED],
+        "tables": ["marsbench", "list", "tables"],
+        "plan": ["marsbench", "plan", "--table", "figure7", *MICRO],
+        "reproduce": ["marsbench", "reproduce", "figure7", "--jobs", "1", *MICRO],
+        "report": ["marsbench", "report", *MICRO],
+    }
+    where: dict[str, Any] = {"cwd": copy, "env": os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}}
+    program = [sys.executable, "-c", TYPING, *map(json.dumps, commands.values())]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, **where)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return SimpleNamespace(of=dict(zip(commands, json.loads(done.stdout.splitlines()[-1]), strict=True)))
+
+
+@pytest.mark.slow
+def test_a_method_is_two_files(copy: Path, said: SimpleNamespace) -> None:
+    """Guards against a method that has to be made known in a third place, before it decodes, is listed and tested."""
+    assert "stutter" in said.of["methods"] and "stutter, times = 2" in said.of["sweep"]
+    helps = [" ".join(text.split()) for name, text in said.of.items() if "--help" in name]
+    assert len(helps) == 4 and all("--times" in one and "How often the last token is drafted." in one for one in helps)
+    plain, ours = ([json.loads(line) for line in (copy / name).read_text().splitlines()] for name in ("ar", "stutter"))
+    assert [row["tokens"] for row in ours] == [row["tokens"] for row in plain]
+
+
+@pytest.mark.slow
+def test_a_mini_benchmark_is_three_files(said: SimpleNamespace) -> None:
+    """Guards against a benchmark that has to be made known in a fourth place, or that changes what worlds train on."""
+    assert json.loads(said.of["streams"]) == eval(STREAMS, {"world": world})
+    assert "mini_parity" in said.of["benchmarks"] and "n = 2" in said.of["eval"]
+    assert [json.loads(said.of[name].splitlines()[-1])["accuracy"] for name in ("right", "wrong")] == [100.0, 0.0]
+
+
+def test_a_server_metric_is_two_files(said: SimpleNamespace) -> None:
     """Guards against a metric that has to be made known in a third place, before `/metrics` tells it."""
-    serving = copy / "marsbench" / "serving"
-    insert(serving / "metrics.py", '    "marsbench:forwards": ', COUNTER)
-    insert(serving / "engine_client.py", "        self.metrics.whole.observe(now - stream.job.arrived)\n", COUNTED)
-    (told,) = run(["python", ANSWERED])
-    assert "# HELP marsbench:answers_cut_total Answers that their limit has cut." in told
-    assert 'marsbench:answers_cut_total{model_name="micro"} 1.0' in told
+    assert "# HELP marsbench:answers_cut_total Answers that their limit has cut." in said.of["metrics"]
+    assert 'marsbench:answers_cut_total{model_name="micro"} 1.0' in said.of["metrics"]
+
+
+def test_a_page_is_one_module(copy: Path, said: SimpleNamespace) -> None:
+    """Guards against a second place to enter a study in, which the next author forgets."""
+    listed = subprocess.run([sys.executable, "-m", "nox", "-l"], cwd=copy, capture_output=True, text=True, check=True)
+    assert "reproduce -> Reproduce any page by its name" in listed.stdout
+    assert "does one module suffice?" in said.of["tables"] and "marsbench reproduce figure7" in said.of["tables"]
+    assert "Figure 7 at scale micro: What a test asks" in said.of["plan"]
+    assert "figure7.md" in said.of["reproduce"] and "figure7.md" in said.of["report"]
+    pages = {name: (copy / "reports" / "micro" / f"{name}.md").read_text() for name in ("figure7", "index")}
+    assert "Two lines that a test has made up." in pages["figure7"] and "does one module suffice?" in pages["index"]
+    places = [pages["index"].index(f"| {name} ") for name in ("Figure 6", "Figure 7", "Appendix A")]
+    assert places == sorted(places)
+    assert "[Section 4.7](figure7.md)" in pages["index"] and "Fine-tuning helps the test" in pages["index"]

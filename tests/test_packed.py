@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -29,7 +28,6 @@ from marsbench.methods.ar import Autoregressive
 pytestmark = pytest.mark.skipif(not is_native(), reason="no C++ compiler")
 IDS = torch.tensor([[4, 5, 6, 7, 8]])
 LAYERS, SITES = 2, 4
-Change = Callable[[Any], None]
 
 
 def llama(seed: int = 0, *, tied: bool = True) -> Any:
@@ -68,53 +66,43 @@ def own_logits(model: Any) -> Tensor:
     return logits
 
 
-def _trained(make: Callable[..., torch.optim.Optimizer]) -> Change:
-    def train(model: Any) -> None:
-        optimizer = make(model.parameters(), lr=0.1)
-        model(IDS, labels=IDS).loss.backward()
-        optimizer.step()
-
-    return train
+def trained(model: Any, make: Callable[..., torch.optim.Optimizer], **more: Any) -> None:
+    optimizer = make(model.parameters(), lr=0.1, **more)
+    model(IDS, labels=IDS).loss.backward()
+    optimizer.step()
 
 
-def _merged(model: Any) -> None:
+def merged(weight: Tensor) -> None:
     """As adapters are merged: through `.data`, which no version counter sees."""
-    weight = model.model.layers[1].mlp.down_proj.weight
     weight.data += torch.randn(weight.shape[0], 1) @ torch.randn(1, weight.shape[1])
 
 
-def _replaced(model: Any) -> None:
-    layer = model.model.layers[0].self_attn.q_proj
+def replaced(layer: Any) -> None:
     layer.weight = nn.Parameter(torch.randn_like(layer.weight))
 
 
-def _sharded(model: Any) -> None:
+def sharded(model: Any) -> None:
     """As a sharding wrapper gathers: everything copied into the storage that is there."""
     for parameter in model.parameters():
         parameter.data.copy_(torch.randn_like(parameter) / 4)
 
 
-def _given_data(model: Any) -> None:
+def given_data(model: Any) -> None:
     for parameter in model.parameters():
         parameter.data = parameter.data.clone() * 1.5
 
 
-def _under_no_grad(model: Any) -> None:
-    with torch.no_grad():
-        model.model.layers[0].self_attn.k_proj.weight[1, 3] += 5.0
-
-
-CHANGES: dict[str, Change] = {
-    "SGD": _trained(torch.optim.SGD),
-    "AdamW": _trained(torch.optim.AdamW),
-    "AdamW, fused": _trained(partial(torch.optim.AdamW, fused=True)),
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "SGD": lambda model: trained(model, torch.optim.SGD),
+    "AdamW": lambda model: trained(model, torch.optim.AdamW),
+    "AdamW, fused": lambda model: trained(model, torch.optim.AdamW, fused=True),
     "load_state_dict": lambda model: model.load_state_dict(llama(5).state_dict()),
     "load_state_dict, assigned": lambda model: model.load_state_dict(llama(5).state_dict(), assign=True),
-    "merged adapter": _merged,
-    "replaced weight": _replaced,
-    "sharded": _sharded,
-    "other data": _given_data,
-    "one value": _under_no_grad,
+    "merged adapter": lambda model: merged(model.model.layers[1].mlp.down_proj.weight),
+    "replaced weight": lambda model: replaced(model.model.layers[0].self_attn.q_proj),
+    "sharded": sharded,
+    "other data": given_data,
+    "one value": lambda model: torch.no_grad()(model.model.layers[0].self_attn.k_proj.weight[1].add_)(5.0),
     "bf16 and back": lambda model: model.bfloat16().float(),
     "bf16": lambda model: model.bfloat16(),
 }

@@ -23,13 +23,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner
 
 from marsbench import presets
@@ -445,12 +439,16 @@ def losses(output: Path, processes: int, *launcher: str) -> dict[str, list[float
 
     The last stage is the one whose sequences have weights drawn at random, and like `mars` in everything else.
     """
-    command = [sys.executable, *launcher, "-m", "marsbench", "train", "mars_no_sft_released", "--scale", "micro"]
-    command += ["--max-steps", str(STEPS), "--output", str(output)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 1, "one process speaks for all"
+    command = ["train", "mars_no_sft_released", "--scale", "micro", "--max-steps", str(STEPS), "--output", str(output)]
+    if processes == 1:
+        said = cli.invoke(app, command).stdout
+    else:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        run = [sys.executable, *launcher, "-m", "marsbench", *command]
+        done = subprocess.run(run, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        said = done.stdout
+    assert len(said.splitlines()) == 1, "one process speaks for all"
     found = [records.finished(folder) for folder in output.glob("runs/micro/checkpoints/*")]
     trained = [record for record in found if record]
     assert {record.provenance["processes"] for record in trained} == {processes}
@@ -540,14 +538,3 @@ def test_training_hours_are_the_papers() -> None:
     assert len(trainings(plan_of("table8"), preset("mini"))) == 1 + own, (
         "every block size, parents once, of a shipped base"
     )
-
-
-# ---- the true size ---------------------------------------------------------------------------------------------------
-
-
-def run(*arguments: str) -> str:
-    """What a marsbench command prints, run in a process of its own."""
-    done = subprocess.run([sys.executable, "-m", "marsbench", *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    print(done.stderr)
-    return done.stdout

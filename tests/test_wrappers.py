@@ -99,18 +99,16 @@ class Adapted(nn.Module):
 # ---- what is hung on a model between two batches -------------------------------------------------------------------
 
 
+class Doubled(nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * -2
+
+
 def put_adapter(model: Any) -> None:
     layer = model.model.layers[1].self_attn
     layer.o_proj = Lora(layer.o_proj, SHAPE["hidden_size"])
-
-
-def replace_module(model: Any) -> None:
-    model.model.layers[0].mlp = copy.deepcopy(model.model.layers[1].mlp)
-
-
-def replace_head(model: Any) -> None:
-    torch.manual_seed(2)
-    model.set_output_embeddings(nn.Linear(SHAPE["hidden_size"], SHAPE["vocab_size"], bias=False))
 
 
 def load_anew(model: Any) -> None:
@@ -119,54 +117,45 @@ def load_anew(model: Any) -> None:
     model.load_state_dict(state, assign=True)
 
 
-def replace_weight(model: Any) -> None:
-    layer = model.model.layers[0].self_attn
-    layer.v_proj.weight = nn.Parameter(layer.v_proj.weight.detach() * -3)
-
-
-def hook_layer(model: Any) -> None:
-    model.model.layers[0].register_forward_hook(lambda module, inputs, output: output * -1.5)
-
-
-def hook_projection(model: Any) -> None:
-    model.model.layers[0].self_attn.q_proj.register_forward_pre_hook(lambda module, inputs: (inputs[0] * -2,))
-
-
-def hook_head(model: Any) -> None:
-    model.lm_head.register_forward_hook(lambda module, inputs, output: -output)
-
-
 def own_forward(model: Any) -> None:
     mlp = model.model.layers[0].mlp
     before = mlp.forward
     mlp.forward = lambda values: before(values) * -2
 
 
-class Doubled(nn.Module):
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight * -2
+def first(model: Any) -> Any:
+    """The first layer."""
+    return model.model.layers[0]
 
 
-def parametrized(model: Any) -> None:
-    parametrize.register_parametrization(model.model.layers[0].mlp.up_proj, "weight", Doubled())
+def weight_times(factor: float, layer: Any) -> None:
+    layer.weight = nn.Parameter(layer.weight.detach() * factor)
 
 
-def other_frequencies(model: Any) -> None:
-    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq * 0.2
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "adapter": put_adapter,
+    "module replaced": lambda model: setattr(first(model), "mlp", copy.deepcopy(model.model.layers[1].mlp)),
+    "head replaced": lambda model: model.set_output_embeddings(nn.Linear(32, SHAPE["vocab_size"], bias=False)),
+    "loaded anew": load_anew,
+    "weight replaced": lambda model: weight_times(-3, first(model).self_attn.v_proj),
+    "layer hooked": lambda model: first(model).register_forward_hook(lambda module, inputs, output: output * -1.5),
+    "projection hooked": lambda model: first(model).self_attn.q_proj.register_forward_pre_hook(
+        lambda module, inputs: (inputs[0] * -2,)
+    ),
+    "head hooked": lambda model: model.lm_head.register_forward_hook(lambda module, inputs, output: -output),
+    "own forward": own_forward,
+    "parametrized": lambda model: parametrize.register_parametrization(first(model).mlp.up_proj, "weight", Doubled()),
+    "frequencies": lambda model: setattr(model.model.rotary_emb, "inv_freq", model.model.rotary_emb.inv_freq * 0.2),
+}
 
 
-CHANGES: list[Callable[[Any], None]] = [
-    put_adapter, replace_module, replace_head, load_anew, replace_weight, hook_layer, hook_projection, hook_head,
-    own_forward, parametrized, other_frequencies,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_change_counts_from_the_next_batch_on(change: Callable[[Any], None], model: PreTrainedModel) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_counts_from_the_next_batch_on(change: str, model: PreTrainedModel) -> None:
     """Guards against a batch that decodes with what the model was for an earlier one."""
     before = greedy(model)
     assert ar(model) == before
-    change(model)
+    torch.manual_seed(2)
+    CHANGES[change](model)
     assert ar(model) == greedy(model) != before
 
 
@@ -213,38 +202,30 @@ def test_a_hook_on_the_head_leaves_the_rest_lean(model: PreTrainedModel) -> None
     assert len(calls) == 2 * NEW
 
 
-def hook_list(model: Any) -> None:
-    model.model.layers.register_forward_hook(lambda *_: None)
+def hooked(place: Any, name: str, part: nn.Module, hook: Callable[..., Any] = lambda *_: None) -> None:
+    """Put a part in a place of a model, with a hook on it, or on the last of its parts."""
+    setattr(place, name, part)
+    (part[-1] if isinstance(part, nn.Sequential) else part).register_forward_hook(hook)
 
 
-def hook_activation(model: Any) -> None:
-    model.model.layers[0].mlp.act_fn = nn.Sequential(nn.Tanh())
-    model.model.layers[0].mlp.act_fn[0].register_forward_hook(lambda module, inputs, output: -output)
+STRANGE: dict[str, Callable[[Any], Any]] = {
+    "list hooked": lambda model: model.model.layers.register_forward_hook(lambda *_: None),
+    "activation": lambda model: hooked(first(model).mlp, "act_fn", nn.Sequential(nn.Tanh()), lambda _, __, out: -out),
+    "more parts": lambda model: hooked(model.model, "probe", nn.Linear(3, 3)),
+    "head adapted": lambda model: hooked(
+        model, "lm_head", nn.Sequential(model.lm_head, nn.Tanh()), lambda _, __, out: -out
+    ),
+    "head parametrized": lambda model: parametrize.register_parametrization(model.lm_head, "weight", Doubled()),
+}
 
 
-def more_parts(model: Any) -> None:
-    model.model.probe = nn.Linear(3, 3)
-    model.model.probe.register_forward_hook(lambda *_: None)
-
-
-def adapt_head(model: Any) -> None:
-    model.lm_head = nn.Sequential(model.lm_head, nn.Tanh())
-    model.lm_head[1].register_forward_hook(lambda module, inputs, output: -output)
-
-
-def parametrize_head(model: Any) -> None:
-    parametrize.register_parametrization(model.lm_head, "weight", Doubled())
-
-
-@pytest.mark.parametrize(
-    "change", [hook_list, hook_activation, more_parts, adapt_head, parametrize_head], ids=lambda one: one.__name__
-)
+@pytest.mark.parametrize("change", STRANGE)
 @pytest.mark.parametrize("began", [True, False])
-def test_strange_parts_are_run(began: bool, change: Callable[[Any], None], model: PreTrainedModel) -> None:
+def test_strange_parts_are_run(began: bool, change: str, model: PreTrainedModel) -> None:
     """Guards against parts that the look at a model passes by, the first one or one after another batch."""
     if began:
         ar(model)
-    change(model)
+    STRANGE[change](model)
     assert ar(model) == greedy(model)
 
 
@@ -270,7 +251,7 @@ def test_hooks_in_a_new_dictionary_are_found_by_the_next_batch(model: PreTrained
     """Guards against hooks of a module whose hooks were cleared, as many do, by a new dictionary."""
     before = ar(model)
     model.model.layers[0]._forward_hooks = type(model.model.layers[0]._forward_hooks)()
-    hook_layer(model)
+    CHANGES["layer hooked"](model)
     assert ar(model) == greedy(model) != before
 
 
