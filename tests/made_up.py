@@ -13,9 +13,10 @@ import nox.registry
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line
 from marsbench.rendering.page import TablePage, page_text
-from marsbench.rows.kinds import EvaluationRow, Row
+from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
 from marsbench.studies import figure6, table2, table3, table4, table8, table9
 
+PROVENANCE = {"started": "2026-01-02T03:04:05+00:00", "seed": 0}
 PAGES = [module.PAGE for module in (table2, table3, table4, table8, table9, figure6)]
 
 
@@ -24,22 +25,24 @@ def answered(
 ) -> EvaluationRow:
     """The row of a table's line on a benchmark, question by question; `more` of its fields if they matter."""
     return EvaluationRow(
-        key=f"{arm.name}/{benchmark}",
-        status="done",
-        reason="",
-        scale="mini",
-        arm=arm.name,
-        stage=arm.stage,
-        method=arm.method,
-        options=arm.options,
-        benchmark=f"mini_{benchmark}",
-        metric="exact_match",
-        correct=[float(right) for right in correct],
-        emitted=[int(tokens) for tokens in emitted],
-        forwards=[int(passes) for passes in forwards],
-        finished=[1] * len(correct),
-        **more,
-    )
+        f"{arm.name}/{benchmark}", "done", "", "mini", arm.name, arm.stage, arm.method, arm.options,
+        f"mini_{benchmark}", "exact_match", correct=[*map(float, correct)], emitted=[*map(int, emitted)],
+        forwards=[*map(int, forwards)], finished=[1] * len(correct), **more,
+    )  # fmt: skip
+
+
+def sweep_row(contender: str, method: str, batch_size: int, seconds: Sequence[float], **more: Any) -> SweepRow:
+    """A cell raced against an `ar` that takes one second for as many tokens; `more` of its fields if they matter."""
+    fields: dict[str, Any] = {
+        "options": {}, "correct": [1.0, 0.0, 1.0, 1.0], "emitted": [10] * 4, "row_forwards": [5] * 4,
+        "finished": [1] * 4, "first_token": [0.1] * 4, "last_token": [0.2] * 4, "provenance": PROVENANCE,
+        "baselines": {"ar": {"seconds": [1.0] * len(seconds), "emitted": 40}},
+    }  # fmt: skip
+    return SweepRow(
+        f"{contender}/{batch_size}", "done", "", "mini", contender=contender, stage="mars", draft="", method=method,
+        batch_size=batch_size, benchmarks=["mini_gsm8k"], prompts=4, prompts_hash="", max_new_tokens=96,
+        seconds=list(seconds), **(fields | more),
+    )  # fmt: skip
 
 
 def render(page: TablePage, rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:

@@ -14,8 +14,8 @@ from weakref import ref
 import pytest
 import torch
 import yaml
+from made_up import sweep_row
 from test_static import MASK, llama
-from test_whole_paper import sweep_row
 from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
@@ -276,12 +276,8 @@ def test_a_sweep_races_compiled_against_compiled(made: Steps, output: Path) -> N
 
 def row_of(name: str, method: str, speed: float, *, compiled: bool = False, **options: Any) -> SweepRow:
     """A cell at batch size 4, so many times as fast as eager `ar`; compiled `ar` is twice as fast as that."""
-    made_up = sweep_row(name, method, 4, [1 / speed, 1 / speed], options=options)
-    return replace(
-        made_up,
-        compiled=compiled,
-        baselines={**made_up.baselines, "ar, compiled": {"seconds": [0.5, 0.5], "emitted": 40}},
-    )
+    baselines = {name: {"seconds": [each] * 2, "emitted": 40} for name, each in (("ar", 1.0), ("ar, compiled", 0.5))}
+    return sweep_row(name, method, 4, [1 / speed] * 2, options=options, compiled=compiled, baselines=baselines)
 
 
 LINE6 = "speculative, AR SFT by AR SFT"
@@ -316,15 +312,8 @@ def test_each_contender_is_taken_in_its_faster_form() -> None:
     """Guards against a headline over the slower baseline, or of a contender in a form that nobody would choose."""
     slow, again = row_of("slow, compiled", "jacobi", 0.8, compiled=True), row_of("ar, again", "ar", 1.01)
     sweep = SweepCells.of([*EAGER_ROWS, *COMPILED_ROWS, row_of("slow", "jacobi", 1.2), slow, again])
-    forms = {
-        name: sweep.faster_form(sweep.done[name, 4]).contender for name in ("mars", "ar", "ar, compiled", "cache 4")
-    }
-    assert forms == {
-        "mars": "mars, compiled",
-        "ar": "ar, compiled",
-        "ar, compiled": "ar, compiled",
-        "cache 4": "cache 4",
-    }
+    forms = {"mars": "mars, compiled", "ar": "ar, compiled", "ar, compiled": "ar, compiled", "cache 4": "cache 4"}
+    assert {name: sweep.faster_form(sweep.done[name, 4]).contender for name in forms} == forms
     assert sweep.faster_form(slow).contender == "slow"
     over = [sweep.over_ar_alike(sweep.done[name, 4]) for name in ("mars", "mars, compiled", "ar", "slow", "cache 4")]
     assert [one.value for one in over if one] == pytest.approx([2.5, 2.5, 1.0, 0.6, 1.2])

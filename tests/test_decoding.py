@@ -585,32 +585,38 @@ def test_leading_run_stops_at_the_first_failure() -> None:
 # ---- refusals -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("threshold", "metric"),
-    [(1.5, "probability"), (-0.1, "margin"), (-1.0, "entropy"), (0.5, "hope"), (float("nan"), "probability")],
-)
-def test_bad_thresholds_are_refused(threshold: float, metric: Any) -> None:
-    """Guards against a threshold that silently accepts everything or nothing."""
-    with pytest.raises(UserError):
-        bar(threshold, metric)
+INF, NAN = float("inf"), float("nan")
+THRESHOLDS = [(1.5, "probability"), (-0.1, "margin"), (-1.0, "entropy"), (0.5, "hope"), (NAN, "probability")]
+THRESHOLDS += [(INF, metric) for metric in ("entropy", "probability", "margin")]
+OPTIONS_OUT_OF_RANGE: list[dict[str, Any]] = [
+    {"block_size": 0}, {"cache_block": 0}, {"draft_length": 0}, {"tree_width": 0}, {"layout": "spiral"},
+    {"draft_method": "hope"}, {"metric": "hope"},
+]  # fmt: skip
+REQUESTS = [
+    (Request([]), "empty"), (Request([4, 99]), "vocabulary"), (Request([-1]), "vocabulary"),
+    (Request([4], 0), "max_new_tokens"), (Request([4] * 100, 60), "context"),
+    (Request([4], 5, temperature=-1.0), "temperature"), (Request([4], 5, stop=[[]]), "stop"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("request_", "said"),
-    [
-        (Request([]), "empty"),
-        (Request([4, 99]), "vocabulary"),
-        (Request([-1]), "vocabulary"),
-        (Request([4], 0), "max_new_tokens"),
-        (Request([4] * 100, 60), "context"),
-        (Request([4], 5, temperature=-1.0), "temperature"),
-        (Request([4], 5, stop=[[]]), "stop"),
-    ],
-)
-def test_bad_requests_are_refused(request_: Request, said: str, random_models: dict[str, PreTrainedModel]) -> None:
-    """Guards against an index error from deep inside the model where a plain word would do."""
-    with pytest.raises(UserError, match=said):
-        decode(random_models["qwen2"], build_method("ar", Options()), [request_], eos_id=EOS, pad_id=PAD)
+def test_what_is_out_of_range_is_refused(random_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against a threshold that silently accepts everything or nothing, a window of nothing, a batch of no rows,
+    which never ends, and an index error from deep inside the model where a plain word would do.
+    """
+    for threshold, metric in THRESHOLDS:
+        with pytest.raises(UserError):
+            bar(threshold, metric)  # type: ignore[arg-type]
+    for wrong in OPTIONS_OUT_OF_RANGE:
+        with pytest.raises(UserError):
+            build_method("mars", Options(**{"mask_id": MASK, **wrong})).bar(0.5)
+    with pytest.raises(UserError, match="unknown method"):
+        build_method("magic", Options())
+    model, ar = random_models["qwen2"], build_method("ar", Options())
+    for request, said in REQUESTS:
+        with pytest.raises(UserError, match=said):
+            decode(model, ar, [request], eos_id=EOS, pad_id=PAD)
+    with pytest.raises(UserError, match="batch size 0"):
+        decode(model, ar, [Request([5])], eos_id=EOS, pad_id=PAD, batch_size=0)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -627,16 +633,3 @@ def test_methods_that_cannot_run_say_why(method: str, random_models: dict[str, P
     if info.one_row:
         with pytest.raises(UserError, match="one sequence at a time"):
             decode(random_models["qwen2"], able, [Request([4], 8)], eos_id=EOS, pad_id=PAD, batch_size=2)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"block_size": 0}, {"cache_block": 0}, {"draft_length": 0}, {"tree_width": 0}, {"layout": "spiral"},
-     {"draft_method": "hope"}, {"metric": "hope"}],
-)  # fmt: skip
-def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
-    """Guards against a window of nothing."""
-    with pytest.raises(UserError):
-        build_method("mars", Options(**{"mask_id": MASK, **wrong})).bar(0.5)
-    with pytest.raises(UserError, match="unknown method"):
-        build_method("magic", Options())

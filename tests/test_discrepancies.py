@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
+from made_up import answered, sweep_row
 
 from marsbench.findings.cells import BENCHMARKS
+from marsbench.line import Line
 from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
 from marsbench.studies.discrepancies import ALL_MASKS, NO_CACHE, STUDY, tally
 
 QUESTIONS = 20
 
 
-def cells(arm: str, right: int, tokens: int, **more: Any) -> list[EvaluationRow]:
+def cells(arm: str, right: int, tokens: int) -> list[EvaluationRow]:
     """A line that has so many of twenty questions right and emits so many tokens in ten forwards, everywhere."""
-    return [
-        EvaluationRow(
-            f"{arm}/{name}", "done", "", "mini", arm, "mars", "mars", {}, f"mini_{name}", "strict",
-            correct=[1.0] * right + [0.0] * (QUESTIONS - right), emitted=[tokens] * QUESTIONS,
-            forwards=[10] * QUESTIONS, finished=[1] * QUESTIONS, **more,
-        )
-        for name in BENCHMARKS
-    ]  # fmt: skip
+    correct, line = [1.0] * right + [0.0] * (QUESTIONS - right), Line(arm, "", "mars", "mars")
+    return [answered(line, name, correct, [tokens] * QUESTIONS, [10] * QUESTIONS) for name in BENCHMARKS]
 
 
-def cell(contender: str, batch_size: int, seconds: Sequence[float], emitted: int = 100) -> SweepRow:
-    """A contender that emits so many tokens in so many seconds, `ar` beside it 100 tokens in one."""
-    method = contender.partition(",")[0]
-    return SweepRow(
-        f"{contender}/{batch_size}", "done", "", "mini", contender, "mars", "", method, {}, batch_size, ["mini_bbh"], 1,
-        "", 96, seconds=list(seconds), emitted=[emitted], row_forwards=[50], forwards=50, positions=200,
-        baselines={"ar": {"seconds": [1.0] * len(seconds), "emitted": 100}}, correct=[1.0],
-    )  # fmt: skip
+def cell(contender: str, batch_size: int, seconds: Sequence[float]) -> SweepRow:
+    """A contender that emits as many tokens in so many seconds as `ar` beside it in one."""
+    return sweep_row(contender, contender.partition(",")[0], batch_size, seconds, forwards=50, positions=200)
 
 
 def section(rows: Sequence[Row], number: str) -> str:

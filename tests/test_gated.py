@@ -6,6 +6,7 @@ import copy
 import faulthandler
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -405,18 +406,6 @@ def test_maps_are_named_and_scaled_as_peft_does_it(
         torch.testing.assert_close(kept[name].up @ kept[name].down, times * up @ down)
 
 
-def test_more_than_peft_s_plain_maps_is_refused(
-    made: Path, golden_models: dict[str, PreTrainedModel], tmp_path: Path
-) -> None:
-    """Guards against a part of an adapter that is left out in silence."""
-    for name, value in {"use_dora": True, "alpha_pattern": {"q_proj": 9}, "modules_to_save": ["norm"]}.items():
-        folder = copied(made, tmp_path / name)
-        config = json.loads((folder / CONFIG).read_text()) | {name: value}
-        (folder / CONFIG).write_text(json.dumps(config))
-        with pytest.raises(UserError, match="no plain LoRA"):
-            read_adapter(folder, golden_models["ar"])
-
-
 def test_an_interrupted_training_goes_on(made: Path, micro_checkpoints: Path, tmp_path: Path) -> None:
     """Guards against blocks that begin elsewhere after a resumption, and a state that holds the whole model."""
     chosen, parent = recipe(MICRO, "mars_gated"), next(micro_checkpoints.glob("ar_sft-*"))
@@ -489,58 +478,54 @@ def copied(made: Path, to: Path) -> Path:
     return to
 
 
-def test_an_adapter_of_other_weights_is_refused(made: Path, micro_checkpoints: Path) -> None:
-    """Guards against verified answers of a model that the adapter's masks know nothing of."""
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def changed(file: Path) -> None:
+    save_file({name: values + 1 for name, values in load_file(file).items()}, file)
+
+
+@pytest.mark.parametrize("damage", [cut, Path.unlink, changed])
+@pytest.mark.parametrize("file", ["adapter_model", "mask_vector", "draft_head"])
+def test_a_damaged_adapter_is_refused(
+    file: str, damage: Callable[[Path], None], headed: Path, micro_checkpoints: Path, tmp_path: Path
+) -> None:
+    """Guards against a file cut short, gone or changed, found out by a traceback or not at all."""
+    base, folder = load(next(micro_checkpoints.glob("ar_sft-*"))), copied(headed, tmp_path / "copy")
+    damage(folder / f"{file}.safetensors")
+    with pytest.raises(UserError, match="damaged"):
+        load(next(micro_checkpoints.glob("ar_sft-*")), adapter=folder)
+    if damage is not changed:
+        with pytest.raises(UserError, match="cannot be loaded"):  # where nobody looks at the hash
+            read_adapter(folder, base.model)
+
+
+def test_what_fits_no_model_is_refused(headed: Path, made: Path, micro_checkpoints: Path, tmp_path: Path) -> None:
+    """Guards against a checkpoint, or a folder that is not there, taken for an adapter, parts of one that are left out
+    in silence, and verified answers of a model that its masks know nothing of.
+    """
+    base = next(micro_checkpoints.glob("ar_sft-*"))
     with pytest.raises(UserError, match="trained on other weights"):
         load(next(micro_checkpoints.glob("mars-*")), adapter=made)
-
-
-@pytest.mark.parametrize("file", ["adapter_model.safetensors", "mask_vector.safetensors"])
-def test_a_damaged_adapter_is_refused(file: str, made: Path, micro_checkpoints: Path, tmp_path: Path) -> None:
-    """Guards against a file cut short, gone or changed, found out by a traceback or not at all."""
-    base = next(micro_checkpoints.glob("ar_sft-*"))
-    cut = copied(made, tmp_path / "cut")
-    (cut / file).write_bytes((made / file).read_bytes()[:-9])
-    with pytest.raises(UserError, match="damaged"):
-        load(base, adapter=cut)
-    gone = copied(made, tmp_path / "gone")
-    (gone / file).unlink()
-    with pytest.raises(UserError, match="damaged"):
-        load(base, adapter=gone)
-    changed = copied(made, tmp_path / "changed")
-    save_file({name: values + 1 for name, values in load_file(made / file).items()}, changed / file)
-    with pytest.raises(UserError, match="damaged"):
-        load(base, adapter=changed)
-
-
-def test_a_damaged_head_is_refused(headed: Path, micro_checkpoints: Path, tmp_path: Path) -> None:
-    """Guards against a head cut short, gone or unknown, found out by a traceback or left out without a word."""
-    base, file = next(micro_checkpoints.glob("ar_sft-*")), "draft_head.safetensors"
-    cut, gone, unknown = (copied(headed, tmp_path / name) for name in ("cut", "gone", "unknown"))
-    (cut / file).write_bytes((headed / file).read_bytes()[:-9])
-    (gone / file).unlink()
-    for folder in (cut, gone):
-        with pytest.raises(UserError, match="damaged"):
+    for folder in (base, tmp_path / "nowhere"):
+        with pytest.raises(UserError, match="no gated adapter"):
             load(base, adapter=folder)
-        with pytest.raises(UserError, match="draft head cannot be loaded"):  # where nobody looks at the hash
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"no such (folder|checkpoint)"):
+        load(copied(made, tmp_path / "far" / "away" / "alone"))
+    for name, value in {"use_dora": True, "alpha_pattern": {"q_proj": 9}, "modules_to_save": ["norm"]}.items():
+        folder = copied(made, tmp_path / name)
+        config = json.loads((folder / CONFIG).read_text()) | {name: value}
+        (folder / CONFIG).write_text(json.dumps(config))
+        with pytest.raises(UserError, match="no plain LoRA"):
             read_adapter(folder, load(base).model)
+    unknown = copied(headed, tmp_path / "unknown")
     record = json.loads((unknown / records.RECORD).read_text())
     record["recipe"]["head"] = "tree"
     (unknown / records.RECORD).write_text(json.dumps(record))
     with pytest.raises(UserError, match="unknown kind of draft head 'tree'"):
         load(base, adapter=unknown)
-
-
-def test_what_is_no_adapter_is_refused(micro_checkpoints: Path, made: Path, tmp_path: Path) -> None:
-    """Guards against a checkpoint, or a folder that is not there, taken for an adapter."""
-    base = next(micro_checkpoints.glob("ar_sft-*"))
-    for folder in (base, tmp_path / "nowhere"):
-        with pytest.raises(UserError, match="no gated adapter"):
-            load(base, adapter=folder)
-    (tmp_path / "far" / "away").mkdir(parents=True)
-    alone = copied(made, tmp_path / "far" / "away" / "alone")
-    with pytest.raises(UserError, match=r"no such (folder|checkpoint)"):
-        load(alone)
 
 
 def test_block_diffusion_goes_without_an_adapter(made: Path) -> None:

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 import numpy as np
 import pytest
-from made_up import PAGES, answered
+from made_up import PAGES, PROVENANCE, answered, sweep_row
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -39,7 +38,6 @@ from marsbench.studies.table2 import PAGE as TABLE2
 
 QUESTIONS = 40
 MATCHES = TABLE2.claims[0]  # MARS is at least as accurate as AR SFT, less two points
-PROVENANCE = {"started": "2026-01-02T03:04:05+00:00", "seed": 0}
 HELD_BY = {  # what the paper numbers without a page of its own -> the page that holds it
     "table5": "speedup",
     "table6": "speedup",
@@ -144,35 +142,6 @@ def test_an_unfinished_seed_does_not_count() -> None:
 
 
 # ---- claims on speed and training -----------------------------------------------------------------------------------
-
-
-def sweep_row(contender: str, method: str, batch_size: int, seconds: list[float], **more: Any) -> SweepRow:
-    """A cell of two laps, raced against an `ar` that takes one second for as many tokens."""
-    return SweepRow(
-        key=f"{contender}/{batch_size}",
-        status="done",
-        reason="",
-        scale="mini",
-        contender=contender,
-        stage="mars",
-        draft="",
-        method=method,
-        options=more.pop("options", {}),
-        batch_size=batch_size,
-        benchmarks=["mini_gsm8k"],
-        prompts=4,
-        prompts_hash="",
-        max_new_tokens=96,
-        seconds=seconds,
-        baselines={"ar": {"seconds": [1.0, 1.0], "emitted": 40}},
-        correct=more.pop("correct", [1.0, 0.0, 1.0, 1.0]),
-        emitted=[10] * 4,
-        row_forwards=more.pop("row_forwards", [5] * 4),
-        finished=[1] * 4,
-        first_token=[0.1] * 4,
-        last_token=[0.2] * 4,
-        provenance=PROVENANCE,
-    )
 
 
 def sweep(speeds: Mapping[int, Mapping[int, float]], target: float = 1.2, forwards: int = 3) -> list[Row]:
