@@ -247,16 +247,6 @@ def test_batches_of_several_adapters_take_turns(model: PreTrainedModel, monkeypa
     assert all(one.get_decoder() is model.get_decoder() for one in several)
 
 
-def test_two_adapters_share_a_base(model: PreTrainedModel) -> None:
-    """Guards against an adapter that is kept with the model, where the next one finds it."""
-    weights = {name: values.clone() for name, values in model.state_dict().items()}
-    one, other = Adapted(model, noisy(model, 0.3)), Adapted(model, noisy(model, 0.6))
-    first = states(one)[0]
-    assert not torch.equal(first, states(other)[0])
-    assert torch.equal(first, states(one)[0])
-    assert all(torch.equal(values, weights[name]) for name, values in model.state_dict().items())
-
-
 @pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_an_adapted_model_can_be_copied(make: Callable[[Adapted], Adapted], model: PreTrainedModel) -> None:
     """Guards against a copy that is asked for what it has not got yet, and asks itself for it."""

@@ -7,43 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-    CohereConfig,
-    CohereForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GraniteConfig,
-    GraniteForCausalLM,
-    JambaConfig,
-    JambaForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    RecurrentGemmaConfig,
-    RecurrentGemmaForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+import transformers as hf
 
 from marsbench.decoding import step
 from marsbench.decoding.engine import decode
@@ -73,49 +37,49 @@ LONG = ROPE | {
 }  # fmt: skip
 SLIDING: dict[str, Any] = {"sliding_window": WINDOW}
 
-KNOWN: dict[str, Callable[[], PreTrainedModel]] = {
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
-    "qwen2-sliding": lambda: Qwen2ForCausalLM(
-        Qwen2Config(**SHAPE, **SLIDING, use_sliding_window=True, max_window_layers=2)
+KNOWN: dict[str, Callable[[], hf.PreTrainedModel]] = {
+    "qwen2": lambda: hf.Qwen2ForCausalLM(hf.Qwen2Config(**SHAPE)),
+    "qwen2-sliding": lambda: hf.Qwen2ForCausalLM(
+        hf.Qwen2Config(**SHAPE, **SLIDING, use_sliding_window=True, max_window_layers=2)
     ),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE)),
-    "llama3": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=LLAMA3)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, **SLIDING)),
-    "gemma2": lambda: Gemma2ForCausalLM(
-        Gemma2Config(**SHAPE, **SLIDING, final_logit_softcapping=2.0, attn_logit_softcapping=5.0)
+    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**SHAPE)),
+    "llama3": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SHAPE, rope_parameters=LLAMA3)),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**SHAPE, **SLIDING)),
+    "gemma2": lambda: hf.Gemma2ForCausalLM(
+        hf.Gemma2Config(**SHAPE, **SLIDING, final_logit_softcapping=2.0, attn_logit_softcapping=5.0)
     ),
-    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, **SLIDING, sliding_window_pattern=2)),
-    "granite": lambda: GraniteForCausalLM(GraniteConfig(**SHAPE, **GRANITE)),
-    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SHAPE, **SLIDING)),
-    "olmo2": lambda: Olmo2ForCausalLM(Olmo2Config(**SHAPE)),
-    "smollm3": lambda: SmolLM3ForCausalLM(SmolLM3Config(**SHAPE)),
-    "cohere": lambda: CohereForCausalLM(CohereConfig(**SHAPE, logit_scale=0.1)),
+    "gemma3": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**SHAPE, **SLIDING, sliding_window_pattern=2)),
+    "granite": lambda: hf.GraniteForCausalLM(hf.GraniteConfig(**SHAPE, **GRANITE)),
+    "phi3": lambda: hf.Phi3ForCausalLM(hf.Phi3Config(**SHAPE, **SLIDING)),
+    "olmo2": lambda: hf.Olmo2ForCausalLM(hf.Olmo2Config(**SHAPE)),
+    "smollm3": lambda: hf.SmolLM3ForCausalLM(hf.SmolLM3Config(**SHAPE)),
+    "cohere": lambda: hf.CohereForCausalLM(hf.CohereConfig(**SHAPE, logit_scale=0.1)),
     **{
-        f"{rope}-llama": lambda rope=rope: LlamaForCausalLM(
-            LlamaConfig(**SHAPE | {"max_position_embeddings": TIGHT}, rope_parameters=ROPE | {"rope_type": rope})
+        f"{rope}-llama": lambda rope=rope: hf.LlamaForCausalLM(
+            hf.LlamaConfig(**SHAPE | {"max_position_embeddings": TIGHT}, rope_parameters=ROPE | {"rope_type": rope})
         )
         for rope in ("linear", "dynamic", "yarn")
     },
-    "longrope-llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=LONG)),
-    "longrope-phi3": lambda: Phi3ForCausalLM(
-        Phi3Config(**SHAPE, rope_parameters=LONG, original_max_position_embeddings=TIGHT)
+    "longrope-llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SHAPE, rope_parameters=LONG)),
+    "longrope-phi3": lambda: hf.Phi3ForCausalLM(
+        hf.Phi3Config(**SHAPE, rope_parameters=LONG, original_max_position_embeddings=TIGHT)
     ),
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(vocab_size=64, n_positions=128, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3)
+    "gpt2": lambda: hf.GPT2LMHeadModel(
+        hf.GPT2Config(vocab_size=64, n_positions=128, n_embd=32, n_layer=2, n_head=4, initializer_range=0.3)
     ),
 }
-REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
+REFUSED: dict[str, tuple[Callable[[], hf.PreTrainedModel], str]] = {
     "bloom": (
-        lambda: BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4)),
+        lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4)),
         "position_ids",
     ),
     "mamba": (
-        lambda: MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)),
+        lambda: hf.MambaForCausalLM(hf.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)),
         "MambaForCausalLM",
     ),
     "recurrent-gemma": (
-        lambda: RecurrentGemmaForCausalLM(
-            RecurrentGemmaConfig(
+        lambda: hf.RecurrentGemmaForCausalLM(
+            hf.RecurrentGemmaConfig(
                 vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
                 lru_width=32, attention_window_size=WINDOW,
             )
@@ -123,16 +87,16 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
         "linear_attention",
     ),
     "jamba": (
-        lambda: JambaForCausalLM(
-            JambaConfig(
+        lambda: hf.JambaForCausalLM(
+            hf.JambaConfig(
                 **SHAPE, attn_layer_period=2, attn_layer_offset=1, expert_layer_period=8, use_mamba_kernels=False
             )
         ),
         "linear_attention",
     ),
     "t5": (
-        lambda: T5ForConditionalGeneration(
-            T5Config(vocab_size=64, d_model=32, d_ff=48, d_kv=8, num_layers=2, num_heads=4)
+        lambda: hf.T5ForConditionalGeneration(
+            hf.T5Config(vocab_size=64, d_model=32, d_ff=48, d_kv=8, num_layers=2, num_heads=4)
         ),
         "encoder-decoder",
     ),
@@ -145,7 +109,7 @@ def prompts() -> list[list[int]]:
     return [torch.randint(4, 64, (length,)).tolist() for length in (3, 9, 27, 14)]
 
 
-def run(model: PreTrainedModel, method: str, **options: Any) -> list[Generation]:
+def run(model: hf.PreTrainedModel, method: str, **options: Any) -> list[Generation]:
     """All prompts in one batch."""
     chosen = build_method(method, Options(mask_id=MASK, block_size=3, **options))
     requests = [Request(prompt, NEW) for prompt in prompts()]
@@ -153,7 +117,7 @@ def run(model: PreTrainedModel, method: str, **options: Any) -> list[Generation]
 
 
 @torch.inference_mode()
-def own_greedy(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
+def own_greedy(model: hf.PreTrainedModel, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
     """What the model's whole forward passes say, without any cache: tokens, and logits [NEW, V] they come from."""
     ids, rows = list(prompt), []
     for _ in range(NEW):
@@ -232,13 +196,13 @@ def test_what_is_not_known_is_refused_by_name(name: str) -> None:
 def test_what_only_the_class_does_is_found_out() -> None:
     """Guards against a class of the user's own that does to its logits what nobody could have known."""
 
-    class Tempered(Qwen3ForCausalLM):
+    class Tempered(hf.Qwen3ForCausalLM):
         def forward(self, *arguments: Any, **named: Any) -> Any:
             output = super().forward(*arguments, **named)
             output.logits = output.logits * 1.5 - 1
             return output
 
-    model = Tempered(Qwen3Config(**SHAPE)).eval()
+    model = Tempered(hf.Qwen3Config(**SHAPE)).eval()
     for _ in range(2):
         with pytest.raises(UserError, match="Tempered"):
             run(model, "ar")

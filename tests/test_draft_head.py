@@ -262,15 +262,6 @@ def test_only_the_likeliest_tokens_can_be_chosen(kind: str, model: PreTrainedMod
         assert tokens(run(blind, "mars", **mars, head_top=top)) == tokens(run(alone, "mars", **mars))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_fresh_head_changes_nothing(kind: str, model: PreTrainedModel) -> None:
-    """Guards against training that begins with noise before the masks, which are right sometimes."""
-    embeddings, adapter = model.get_input_embeddings(), noisy(model, 0.3)
-    fresh = KINDS[kind].fresh(embeddings.num_embeddings, embeddings.embedding_dim)
-    with_it, without = (run(Adapted(model, replace(adapter, head=one)), "mars-verified") for one in (fresh, None))
-    assert with_it == without
-
-
 def test_extensions_of_speculative_decoding_heed_it(model: PreTrainedModel) -> None:
     """Guards against an extension that goes on from another token than the one that was verified."""
     adapted, draft = knowing(model, "markov"), llama(0)

@@ -406,24 +406,6 @@ def test_maps_are_named_and_scaled_as_peft_does_it(
         torch.testing.assert_close(kept[name].up @ kept[name].down, times * up @ down)
 
 
-def test_an_interrupted_training_goes_on(made: Path, micro_checkpoints: Path, tmp_path: Path) -> None:
-    """Guards against blocks that begin elsewhere after a resumption, and a state that holds the whole model."""
-    chosen, parent = recipe(MICRO, "mars_gated"), next(micro_checkpoints.glob("ar_sft-*"))
-    folder = tmp_path / chosen.name
-
-    def kill(step: int, *_: Any) -> None:
-        if step == 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(chosen, folder, parent, kill, lambda line: None)
-    assert not folder.exists()
-    assert list(tmp_path.glob("*.partial/checkpoint-3"))
-    train(chosen, folder, parent, lambda *_: None, lambda line: None)
-    for file in ("adapter_model.safetensors", "mask_vector.safetensors"):
-        assert (folder / file).read_bytes() == (made / file).read_bytes()
-
-
 def test_commands_take_an_adapter(made: Path, micro_checkpoints: Path, tmp_path: Path) -> None:
     """Guards against a command that forgets the adapter, or asks for the base as well."""
     prompts, base = tmp_path / "in.jsonl", str(next(micro_checkpoints.glob("ar_sft-*")))

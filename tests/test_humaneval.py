@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-import textwrap
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
 import evalplus.data.humaneval
-import psutil
 import pytest
 import wget
 
@@ -32,26 +27,6 @@ from marsbench.evaluation.sandbox import Program, Recording
 
 FIXTURE = Path(__file__).parent / "data"
 PROBLEMS = load_problems(FIXTURE)
-
-# What stands before the right answer of each; attacks are bounded, as in test_sandbox.py.
-HOSTILE = {
-    "endless loop": "while True: pass",
-    "endless loop that swallows exceptions": """
-        while True:
-            try:
-                while True: pass
-            except BaseException: pass
-    """,
-    "sleep without an alarm": "import signal, time; signal.setitimer(signal.ITIMER_REAL, 0); time.sleep(60)",
-    "os._exit": "import os; os._exit(0)",
-    "fork bomb": "import posix; [posix.fork() for _ in range(4)]",
-    "disk filler": """
-        import tempfile
-        with tempfile.NamedTemporaryFile(delete=False) as file:
-            file.write(b"x" * 2**26)
-    """,
-    "huge answer": "return 'x' * 2**27",
-}
 
 
 @pytest.fixture(params=["fixture", pytest.param("all", marks=pytest.mark.slow)])
@@ -95,22 +70,30 @@ def test_reference_solutions_pass_and_corrupted_ones_fail(data_dir: Path) -> Non
 
 
 FIB, TRUNCATE = "HumanEval/55", "HumanEval/2"
-WORDS = {  # of completions of one problem
-    "": (FIB, "    return n if n < 2 else fib(n - 1) + fib(n - 2)", "passed"),
-    "without fib(0)": (FIB, "    return 1 if n < 3 else fib(n - 1) + fib(n - 2)", "passed base only"),
-    "prose behind the code block": (TRUNCATE, "    return number % 1.0\n```\nThis is right.", "passed"),
-    "prose and no end of a block": (TRUNCATE, "    return number % 1.0\nThis is right.", "failed"),
-    "within the tolerance": (TRUNCATE, "    return number % 1.0 + 5e-7", "passed"),
-    "beyond it": (TRUNCATE, "    return number % 1.0 + 1e-4", "failed"),
-}  # fmt: skip
+ATTACKS = ("while True: pass", "import os; os._exit(0)")
+WORDS = {  # problem -> completions, each with its word
+    FIB: {
+        "    return n if n < 2 else fib(n - 1) + fib(n - 2)": "passed",
+        "    return 1 if n < 3 else fib(n - 1) + fib(n - 2)": "passed base only",  # HumanEval does not ask for fib(0)
+    },
+    TRUNCATE: {
+        "    return number % 1.0\n": "passed",
+        "    return number % 1.0\n```\nThis is right.": "passed",
+        "    return number % 1.0\nThis is right.": "failed",
+        "    return number % 1.0 + 5e-7": "passed",
+        "    return number % 1.0 + 1e-4": "failed",
+    },
+}
 
 
 def test_completions_by_hand() -> None:
     """Guards against HumanEval+ that counts as HumanEval, prose that becomes part of the program, and a tolerance that
     is lost, or far too wide; and against numbers of a word that are exchanged.
     """
-    for what, (task, completion, word) in WORDS.items():
-        assert words(task, completion) == [word], what
+    for task, completions in WORDS.items():
+        assert words(task, *completions) == [*completions.values()]
+    program = "def fib(n):\n    return 1 if n < 3 else fib(n - 1) + fib(n - 2)"
+    assert score_programs([(FIB, program)], PROBLEMS) == ["passed base only"]
     for word, expected in {"passed": (1.0, 1.0), "passed base only": (1.0, 0.0), "failed": (0.0, 0.0)}.items():
         numbers = pass_at_1({}, [word])
         assert (numbers["pass@1"], numbers["pass@1_plus"]) == expected
@@ -142,34 +125,11 @@ def test_every_reference_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hostile_programs_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against attacks that pass, hang, leave files or processes, or cost other programs their verdict."""
-    right = PROBLEMS["HumanEval/55"].reference.code
-    programs = [
-        f"{right}\nright = fib\ndef fib(n):\n{textwrap.indent(textwrap.dedent(attack), '    ')}\n    return right(n)"
-        for attack in HOSTILE.values()
-    ]
-    start = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o777)  # permissions must not stand in for the sandbox
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        monkeypatch.setattr(sandbox, "WORTH_A_WORKER", 4)  # two workers
-        scores = score_programs([("HumanEval/55", code) for code in [*programs, right]], PROBLEMS)
-        assert list(Path(folder).rglob("*")) == []
-        assert psutil.wait_procs(processes_at_home_in(folder), timeout=5)[1] == []
-    found = dict(zip([*HOSTILE, "right"], scores, strict=True))
-    assert [name for name, word in found.items() if word.startswith("passed")] == ["right"]
-    assert (found["endless loop"], found["os._exit"]) == ("timeout", "killed")
-    assert time.monotonic() - start < 40
-
-
-def processes_at_home_in(folder: str) -> list[psutil.Process]:
-    """What still runs of the sandbox, whose scratch lies in `folder`."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get("HOME", "").startswith(folder):
-                found.append(process)
-    return found
+    """Guards against attacks that pass, hang, or cost other programs their verdict; test_sandbox.py has many more."""
+    monkeypatch.setattr(sandbox, "WORTH_A_WORKER", 1)  # two workers
+    right = PROBLEMS[FIB].reference.code
+    codes = [f"{right}\nright = fib\ndef fib(n):\n    {attack}\n    return right(n)" for attack in ATTACKS]
+    assert score_programs([(FIB, code) for code in [*codes, right]], PROBLEMS) == ["timeout", "killed", "passed"]
 
 
 RECORDS = lines_of(FIXTURE / LOCAL_FILE)

@@ -61,8 +61,10 @@ def test_drafts_end_where_the_row_does() -> None:
     assert joined(method, [20, 21], 0.9, end=len(TEXT) + 1) == []
 
 
-def test_only_as_long_a_match_as_asked_for_is_looked_up() -> None:
-    """Guards against a bound on matches that is off by one."""
+def test_the_latest_longest_match_is_looked_up() -> None:
+    """Guards against drafts from the wrong place, and a bound on matches that is off by one."""
+    twice = torch.tensor([[5, 6, 7, 20, 9, 5, 6, 7, 21, 4, 7, 22, 5, 6, 7]])
+    assert look_up(twice, torch.tensor([15]), 2, longest=3)[0].tolist() == [[21, 4]]
     tokens, length = torch.tensor([[5, 6, 7, 8, 6, 7, 0, 0]]), torch.tensor([6])
     found = [look_up(tokens, length, 2, longest=3, shortest=shortest)[1].item() for shortest in (1, 2, 3)]
     assert found == [2, 2, 0]

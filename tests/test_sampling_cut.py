@@ -48,14 +48,18 @@ def test_what_is_left_is_what_the_names_say(logits: list[float], cut: tuple[int,
     assert torch.equal(kept[kept.isfinite()], rows[0, 0][kept.isfinite()])
 
 
-@pytest.mark.parametrize("cut", [(3, 1.0, 0.0), (0, 0.8, 0.0), (0, 1.0, 0.2), (4, 0.9, 0.05)])
-def test_draws_follow_what_is_left(cut: tuple[int, float, float]) -> None:
-    """Guards against draws that are cut off, and shares that are not those of the softmax."""
-    logits = [2.0, 1.5, 1.0, 0.5, 0.0, -1.0]
-    many, temperature = 6000, 0.7
+@pytest.mark.parametrize("by", ["seed", "position"])
+@pytest.mark.parametrize("cut", [(0, 1.0, 0.0), (3, 1.0, 0.0), (0, 0.8, 0.0), (0, 1.0, 0.2), (4, 0.9, 0.05)])
+def test_draws_follow_what_is_left(cut: tuple[int, float, float], by: str) -> None:
+    """Guards against draws that are cut off, a temperature on the wrong side of the fraction, noise with a pattern, and
+    shares that are not those of the softmax.
+    """
+    logits, many, temperature = [2.0, 1.5, 1.0, 0.5, 0.0, -1.0], 6000, 0.7
+    each, same = torch.arange(many), torch.zeros(many, dtype=torch.long)
+    seed, position = (each, same) if by == "seed" else (same, each)
     drawn = choose(
-        torch.tensor([[logits]]).expand(many, 1, -1), torch.zeros(many, 1, dtype=torch.long),
-        torch.full((many,), temperature), torch.arange(many), torch.tensor([cut]).float().expand(many, 3),
+        torch.tensor([[logits]]).expand(many, 1, -1), position.unsqueeze(1), torch.full((many,), temperature), seed,
+        torch.tensor([cut]).float().expand(many, 3),
     )  # fmt: skip
     shares = torch.bincount(drawn.flatten(), minlength=len(logits)) / many
     expected = left([one / temperature for one in logits], *cut)

@@ -13,11 +13,10 @@ from test_host_reads import Reads
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from marsbench.compiled.fixed import Fixed, Stand, Steps, static_step
-from marsbench.compiled.graphs import Graphs, Run, why_not
+from marsbench.compiled.fixed import Fixed, Steps, static_step
+from marsbench.compiled.graphs import Graphs, why_not
 from marsbench.decoding.engine import Batch, Method
 from marsbench.decoding.generation import Generation, Meter, Request
-from marsbench.forward.decoder import Decoder
 from marsbench.forward.native import cpp_compiler
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.training.medusa import MedusaHeads
@@ -129,31 +128,6 @@ def test_fixed_shapes_change_no_token(what: str, model: LlamaForCausalLM, given:
     assert static.done == eager.done
     assert static.told == eager.told
     assert static.meter.forwards == eager.meter.forwards and static.meter.positions == eager.meter.positions
-
-
-class Kept(Graphs):
-    """Steps whose stands are all kept for the next batch, as those are that a CUDA graph was captured of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.taken: list[Stand] = []
-
-    def step_on(self, decoder: Decoder, method: Method, stand: Stand) -> Run:
-        self._recorded[stand] = (), lambda: torch.empty(0)
-        self.taken.append(stand)
-        return partial(static_step, decoder, method, stand)
-
-
-@pytest.mark.parametrize("what", ["mars", "speculative"])
-def test_stands_may_be_used_again(what: str, model: LlamaForCausalLM, given: dict[str, Any]) -> None:
-    """Guards against rows of an earlier batch that come back to life, or are seen."""
-    method, steps, found = method_of(what, given), Kept(), []
-    for kind in (Batch, partial(Batch, shapes=steps), partial(Batch, shapes=steps)):
-        traffic = Traffic(kind, model, method, seed=11, count=30)
-        traffic.run()
-        found.append((traffic.done, traffic.told))
-    assert found[1] == found[0] and found[2] == found[0]
-    assert len(set(map(id, steps.taken))) == len({stand.shape for stand in steps.taken})
 
 
 def in_flight(model: PreTrainedModel, method: Method, shapes: Steps | None = None) -> Batch:
