@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -98,13 +97,6 @@ def test_what_cannot_be_compiled_is_decoded_eagerly(no_compiler: None, golden: d
     assert "not compiled: the windows of method 'block-diffusion' have no fixed shape" in said
 
 
-@pytest.fixture
-def output(micro_checkpoints: Path, tmp_path: Path) -> Path:
-    """A folder with the trained checkpoints of scale micro."""
-    shutil.copytree(micro_checkpoints, Workspace(tmp_path, "micro").runs / "checkpoints")
-    return tmp_path
-
-
 def test_compiling_makes_no_other_cell(made: Steps, output: Path) -> None:
     """Guards against everything measured again for a flag that changes no number; in 16 bits it may change one."""
     asked = ["eval", "--benchmark", "mini_gsm8k", "--limit", "2", "--scale", "micro", "--output", str(output)]
@@ -188,28 +180,6 @@ def test_a_grid_says_who_is_compiled(tmp_path: Path) -> None:
     assert grid.contenders[2].shown == {"threshold": 0.9} and "ar, compiled" in BASELINES
     parts = [grid.part((number, 2)).contenders for number in (1, 2)]
     assert all({"ar", "ar, compiled"} < {one.name for one in part} for part in parts)
-
-
-@pytest.mark.parametrize(
-    ("contenders", "said"),
-    [
-        ([AR | {"compiled": False}, {"method": "mars", "stage": "mars", "compiled": True}], "no compiled 'ar'"),
-        (
-            [AR | {"compiled": False}, AR | {"stage": "ar_sft", "compiled": True}],
-            "'ar, compiled' is not 'ar', compiled",
-        ),
-        ([AR | {"compiled": False}, AR | {"name": "ar, compiled", "compiled": False}], "is not 'ar', compiled"),
-        ([AR | {"compiled": True}], "no contender is called 'ar'"),
-        ([AR | {"compiled": "perhaps"}], "compiled: Input should be a valid boolean"),
-        ([AR, {"method": "mars", "stage": "mars", "compile": True}], "compile: Extra inputs are not permitted"),
-    ],
-)
-def test_a_grid_that_compares_unlike_with_like_is_refused(
-    contenders: list[dict[str, Any]], said: str, tmp_path: Path
-) -> None:
-    """Guards against a speed-up that is the compiler's and goes by the name of a method."""
-    with pytest.raises(UserError, match=said):
-        read_grid(grid_file(tmp_path, *contenders))
 
 
 @pytest.mark.parametrize(("device", "taken"), [("cpu", "inductor"), ("cuda", "eager")])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,14 @@ DATA = Path(__file__).parent / "data"
 
 
 @pytest.fixture
-def output(micro_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def output(output: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with trained checkpoints, in which nothing may be trained any more."""
-    shutil.copytree(micro_checkpoints, tmp_path / "runs" / "micro" / "checkpoints")
 
     def trained(*_: object) -> None:
         raise AssertionError("a checkpoint was trained")
 
     monkeypatch.setattr("marsbench.training.trainer.train", trained)
-    return tmp_path
+    return output
 
 
 def evaluate(output: Path, *arguments: str) -> Result:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 
 from marsbench.line import TrainedStage
 from marsbench.presets import preset
-from marsbench.progress import quieten_libraries
 from marsbench.rows.kinds import EvaluationRow, TrainingRow
 from marsbench.rows.workspace import Workspace
 from marsbench.running.cells import Cells, Table
@@ -76,12 +74,9 @@ def test_settings_that_cannot_be_compared_are_refused() -> None:
 
 
 @pytest.fixture
-def run(micro_checkpoints: Path, tmp_path: Path) -> Run:
+def run(output: Path) -> Run:
     """A run on the shared micro checkpoints, with three questions of one benchmark."""
-    workspace = Workspace(tmp_path, "micro")
-    shutil.copytree(micro_checkpoints, workspace.runs / "checkpoints")
-    quieten_libraries()
-    return Run(preset("micro"), workspace, benchmarks=("mini_gsm8k",), limit=3)
+    return Run(preset("micro"), Workspace(output, "micro"), benchmarks=("mini_gsm8k",), limit=3)
 
 
 def speculative(draft: str) -> TablePlan:

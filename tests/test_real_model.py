@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,24 +110,12 @@ def test_budgets_of_the_world_are_not_cut_for_a_page() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_is_made_and_made_once(micro_checkpoints: Path, tmp_path: Path) -> None:
+def test_the_page_is_made_and_made_once(output: Path) -> None:
     """Guards against a study whose lines, checkpoints or race do not fit together, and rows that are made anew."""
-    shutil.copytree(micro_checkpoints, Workspace(tmp_path, "micro").runs / "checkpoints")
-    arguments = [
-        "reproduce",
-        "real-model",
-        "--scale",
-        "micro",
-        "--limit",
-        "4",
-        "--jobs",
-        "1",
-        "--output",
-        str(tmp_path),
-    ]
+    arguments = ["reproduce", "real-model", "--scale", "micro", "--limit", "4", "--jobs", "1", "--output", str(output)]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
-    workspace = Workspace(tmp_path, "micro", "limit4")
+    workspace = Workspace(output, "micro", "limit4")
     rows = read_rows(workspace.results("real-model"))
     cells = {row.arm: row for row in rows if isinstance(row, EvaluationRow)}
     arms = [*PLAN.lines, *(IN_BF16.lines if reads_bf16() else ())]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -92,13 +91,10 @@ def test_several_seeds_that_answer_differently_are_judged_together() -> None:
     assert STUDY.tally is not None and STUDY.tally(seeds) == "8 of 8 checks hold"
 
 
-def test_text_loss_is_that_of_the_model(
-    tmp_path: Path, micro_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_loss_is_that_of_the_model(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against padding that is counted, a shift by one, and texts of another difficulty."""
     monkeypatch.setattr(measuring, "TEXTS", 70)
-    shutil.copytree(micro_checkpoints, tmp_path / "runs" / "micro" / "checkpoints")
-    run = Run(preset("micro"), Workspace(tmp_path, "micro"))
+    run = Run(preset("micro"), Workspace(output, "micro"))
     first, second = text_losses(run)
     assert isinstance(first, TextLossRow) and (first.stage, second.stage) == ("base", "ar_sft")
     loaded = Checkpoints(run).load(TrainedStage("base", None))

@@ -384,6 +384,7 @@ def broken(**changes: Any) -> dict[str, Any]:
     return {**SMALL, **changes}
 
 
+AR = SMALL["contenders"][0]
 BAD_GRIDS: list[tuple[Any, str]] = [
     ([], "this is no grid: .*object"),
     (broken(contender=1), "contender: Extra"),
@@ -395,6 +396,9 @@ BAD_GRIDS: list[tuple[Any, str]] = [
     (broken(contenders=[{"method": "ar"}]), "contender 1"),
     (broken(contenders=SMALL["contenders"][:1] * 2), "two contenders are called 'ar'"),
     (broken(contenders=SMALL["contenders"][1:]), "no contender is called 'ar'"),
+    (broken(contenders=[AR, {"method": "mars", "stage": "mars", "compiled": True}]), "no compiled 'ar'"),
+    (broken(contenders=[AR, AR | {"stage": "ar_sft", "compiled": True}]), "'ar, compiled' is not 'ar', compiled"),
+    (broken(contenders=[AR, AR | {"name": "ar, compiled"}]), "'ar, compiled' is not 'ar', compiled"),
 ]
 
 
@@ -439,7 +443,8 @@ NO_GRIDS = [
 @pytest.mark.parametrize(("grid", "message"), BAD_GRIDS)
 def test_a_bad_grid_is_named(grid: Any, message: str, tmp_path: Path) -> None:
     """Guards against a traceback, hours of racing before a misspelt setting is seen, a contender that vanishes or
-    decodes by another setting than its line says, and "At most -90 tokens" on a page.
+    decodes by another setting than its line says, a speed-up that is the compiler's and not the method's, and "At most
+    -90 tokens" on a page.
     """
     file = tmp_path / "grid.yaml"
     file.write_text(yaml.safe_dump(grid, sort_keys=False))
