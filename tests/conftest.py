@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ settings.load_profile("repeated")
 
 # Modules that would end last. Beside the first, which reproduces a table for others too, stands one that needs nothing.
 LONGEST = (
-    "test_reproduce", "test_decoding", "test_whole_paper", "test_work", "test_sweep", "test_serving", "test_cluster",
+    "test_reproduce", "test_whole_paper", "test_decoding", "test_work", "test_sweep", "test_serving", "test_cluster",
     "test_gated",
 )  # fmt: skip
 
@@ -118,6 +119,19 @@ def output(micro_checkpoints: Path, tmp_path: Path) -> Path:
     """A folder of a test's own, with a checkpoint of every kind at scale micro."""
     shutil.copytree(micro_checkpoints, tmp_path / "runs" / "micro" / "checkpoints")
     return tmp_path
+
+
+@pytest.fixture
+def brief_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings of this process take three steps: for tests that do not ask what they come to."""
+    from marsbench.training import trainer
+
+    train = trainer.train
+
+    def briefly(chosen: Any, *more: Any) -> Any:
+        return train(replace(chosen, budget=replace(chosen.budget, steps=3, cycle=None)), *more)
+
+    monkeypatch.setattr(trainer, "train", briefly)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -321,9 +320,9 @@ def test_nothing_undefined_is_printed(change: Callable[[EvaluationRow], Evaluati
 # ---- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_the_whole_paper_with_one_command(reproduced: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("brief_training")
+def test_the_whole_paper_with_one_command(tmp_path: Path) -> None:
     """Guards against a page that is left out, one failure that takes the others with it, and a failure in silence."""
-    shutil.copytree(reproduced / "runs" / "micro" / "checkpoints", Workspace(tmp_path, "micro").runs / "checkpoints")
     few = ["--benchmarks", "mini_bbh", "--limit", "1", "--quick"]  # Table 8 and Figure 6 do not ask mini_bbh
     done = CliRunner().invoke(app, ["reproduce", "all", "--scale", "micro", "--output", str(tmp_path), *few])
     assert done.exit_code == 2, done.output
