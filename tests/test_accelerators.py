@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from test_host_reads import Operations
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
 from marsbench.errors import UserError
@@ -154,19 +154,6 @@ def test_logits_are_chunked_under_a_wrapper(
 # ---- bf16 ------------------------------------------------------------------------------------------------------------
 
 
-class Products(TorchDispatchMode):
-    """Notes the number types of linear layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dtypes: set[torch.dtype] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
-            self.dtypes.add(args[-1].dtype)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("objective", ["mars", "gated", "medusa"])
 def test_all_of_a_step_is_in_bf16_on_a_gpu(
     objective: str, golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
@@ -184,9 +171,9 @@ def test_all_of_a_step_is_in_bf16_on_a_gpu(
 
     def products(device: torch.device, bf16: bool) -> set[torch.dtype]:
         stage: Any = SimpleNamespace(args=SimpleNamespace(device=device, bf16=bf16), _loss=loss)
-        with Products() as noted, torch.no_grad():
+        with Operations() as noted, torch.no_grad():
             trainer._StageTrainer._loss_of(stage, learner or model, **batch())
-        return noted.dtypes
+        return noted.products
 
     assert products(CUDA, True) == {torch.bfloat16}
     assert products(CUDA, False) == products(CPU, True) == {torch.float32}

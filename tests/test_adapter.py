@@ -13,8 +13,8 @@ import pytest
 import torch
 from packed_or_not import packing
 from test_architectures import EOS, KNOWN, MASK, NEW, PAD, SHAPE, prompts
+from test_host_reads import Operations
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.decoding.engine import Batch, KindOfBatch, decode, forward
@@ -169,16 +169,6 @@ def test_lean_decoder_and_modules_agree(model: PreTrainedModel) -> None:
     assert masked[0].tolist() == [False] * 4 + [True] * 2
 
 
-class Operations(TorchDispatchMode):
-    """Counts the operations of a `with` block."""
-
-    count = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
-        self.count += 1
-        return function(*given, **(named or {}))
-
-
 def test_an_adapter_takes_few_operations(model: PreTrainedModel) -> None:
     """Guards against small operations that creep in: at a small model's size they, not the maps, take the time."""
     counts = []
@@ -186,7 +176,7 @@ def test_an_adapter_takes_few_operations(model: PreTrainedModel) -> None:
         states(one, ragged=False)  # lays the maps out
         with Operations() as operations:
             states(one, ragged=False)
-        counts.append(operations.count)
+        counts.append(operations.count.total())
     layers, window = model.config.num_hidden_layers, 6
     assert 0 < counts[1] - counts[0] <= 16 * layers + window
 

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from test_adapter import noisy
+from test_host_reads import Operations
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from typer.testing import CliRunner
 
@@ -127,16 +127,6 @@ def test_the_loss_is_that_of_masks_as_decoding_puts_them(
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
-class Casts(TorchDispatchMode):
-    """Counts casts to another type."""
-
-    count = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
-        self.count += function is torch.ops.aten._to_copy.default
-        return function(*given, **(named or {}))
-
-
 def test_frozen_weights_are_cast_once(golden_models: dict[str, PreTrainedModel]) -> None:
     """Guards against casts of all weights of a frozen model at every pass, and against other numbers without them."""
     found, casts = [], []
@@ -147,11 +137,11 @@ def test_frozen_weights_are_cast_once(golden_models: dict[str, PreTrainedModel])
         ids = torch.randint(4, 90, (3, 20))
         if once:
             cast_once(model)
-        with Casts() as seen, torch.autocast("cpu", torch.bfloat16):
+        with Operations() as seen, torch.autocast("cpu", torch.bfloat16):
             loss = gated_loss(adapter, ids, ids, model=model, block_size=4, mask_token_id=3)
         loss.backward()
         found.append([loss, *[one.grad for one in adapter.parameters() if one.grad is not None]])
-        casts.append(seen.count)
+        casts.append(seen.count["_to_copy"])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)) and len(found[0]) > 5
     layers = sum(isinstance(part, nn.Linear) for part in model.get_decoder().modules())
     assert casts[1] <= casts[0] - 2 * layers, "of both passes: over the clean tokens, and over masks"

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.decoding.engine import Batch, decode
@@ -46,6 +47,23 @@ class Reads(TorchFunctionMode):
             self.count[name] += 1
             self.numbers += args[0].numel()
         return func(*args, **(kwargs or {}))
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations by their names, and notes the types of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+        self.products: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+        name, found = function.__name__.split(".")[0], function(*given, **(named or {}))
+        if name in ("mm", "addmm"):
+            self.products.add(given[-1].dtype)
+        if not (name == "to" and found is given[0]):
+            self.count[name] += 1
+        return found
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from packed_or_not import packing
 from test_graphs import taped
+from test_host_reads import Operations
 from test_static import EOS, MASK, PAD, SETTINGS, llama, method_of
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.compiled import graphs as graphs_module
@@ -58,22 +58,6 @@ def qwen(layers: int = 2, dtype: torch.dtype = torch.float32) -> Qwen2ForCausalL
     return model.to(dtype)
 
 
-class Launches(TorchDispatchMode):
-    """Counts operations that compute or copy."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
-        name = function.__name__.split(".")[0]
-        found = function(*given, **(named or {}))
-        is_view = name in VIEWS or (name == "to" and found is given[0])
-        if not is_view:
-            self.count[name] += 1
-        return found
-
-
 def launches(layers: int, what: str, dtype: torch.dtype, length: int) -> Counter[str]:
     """The operations of one step of fixed shape."""
     model, method = qwen(layers, dtype), method_of(what, {"mask_id": MASK})
@@ -85,9 +69,9 @@ def launches(layers: int, what: str, dtype: torch.dtype, length: int) -> Counter
         }
     )
     batch.step()
-    with Launches() as seen:
+    with Operations() as seen:
         batch.step()
-    return seen.count
+    return Counter({name: count for name, count in seen.count.items() if name not in VIEWS})
 
 
 @pytest.mark.parametrize("length", [20, 300], ids=["one part", "several"])

@@ -215,7 +215,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path) -> P
     """A checkout of the package and its task files in which all paths were followed, and what its commands read."""
     copy = tmp_path_factory.mktemp("checkout")
     for name in ("marsbench", "tasks"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, copy / name)
     for name in ("noxfile.py", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, copy)
     follow(copy)
