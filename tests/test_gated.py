@@ -278,14 +278,14 @@ def trained(name: str, where: Path, micro_checkpoints: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path) -> Path:
-    """One without a draft head."""
-    return trained("mars_gated", tmp_path_factory.mktemp("adapter"), micro_checkpoints)
+    """One with a draft head."""
+    return trained("mars_gated_network", tmp_path_factory.mktemp("adapter"), micro_checkpoints)
 
 
-@pytest.fixture(scope="module", params=["mars_gated_markov", "mars_gated_network"])
-def headed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path) -> Path:
-    """One with a draft head of a kind."""
-    return trained(request.param, tmp_path_factory.mktemp("headed"), micro_checkpoints)
+@pytest.fixture(scope="module")
+def parent(micro_checkpoints: Path) -> Path:
+    """What adapters are trained on."""
+    return next(micro_checkpoints.glob("ar_sft-*"))
 
 
 def answers(loaded: Loaded, method: str, **options: Any) -> list[Generation]:
@@ -296,33 +296,40 @@ def answers(loaded: Loaded, method: str, **options: Any) -> list[Generation]:
     return decode(loaded.model, chosen, [Request(one, 24) for one in ids], eos_id=eos, pad_id=pad)
 
 
-def test_a_trained_adapter_leaves_every_answer_as_it_was(made: Path, micro_checkpoints: Path) -> None:
-    """Guards against an adapter that is loaded as part of the model, on disk or in decoding."""
-    base, adapted = load(next(micro_checkpoints.glob("ar_sft-*"))), load(made)
-    alone = [one.tokens for one in answers(base, "ar")]
-    assert [one.tokens for one in answers(adapted, "ar")] == alone
+def verify(loaded: Loaded, alone: Loaded) -> None:
+    """Every way to decode gives the answers of the model alone."""
+    expected = [one.tokens for one in answers(alone, "ar")]
+    assert [one.tokens for one in answers(loaded, "ar")] == expected
     for layout in ("groups", "linear"):
-        assert [one.tokens for one in answers(adapted, "mars-verified", layout=layout)] == alone
-    assert adapted.knows_masks and adapted.stage == "mars_gated"
-    assert adapted.weights != base.weights
-    plain = AutoModelForCausalLM.from_pretrained(next(micro_checkpoints.glob("ar_sft-*"))).state_dict()
+        assert [one.tokens for one in answers(loaded, "mars-verified", layout=layout)] == expected, layout
+
+
+@pytest.mark.parametrize("kind", ["", "_markov", "_network"])
+def test_a_trained_adapter_leaves_every_answer_as_it_was(
+    kind: str, made: Path, parent: Path, micro_checkpoints: Path, tmp_path: Path
+) -> None:
+    """Guards against an adapter that is loaded as part of the model, on disk or in decoding, a head that is lost on the
+    way to disk, a copy of the model in the folder, and a record that does not say what the adapter belongs to.
+    """
+    folder = made if kind == "_network" else trained(f"mars_gated{kind}", tmp_path, micro_checkpoints)
+    base, adapted, record, of_base = load(parent), load(folder), records.finished(folder), records.finished(parent)
+    assert isinstance(adapted.model, Adapted) and record is not None and of_base is not None
+    verify(adapted, base)
+    assert adapted.knows_masks and adapted.stage == f"mars_gated{kind}" and adapted.weights != base.weights
+    plain = AutoModelForCausalLM.from_pretrained(parent).state_dict()
     assert all(torch.equal(values, plain[name]) for name, values in adapted.model.state_dict().items())
-
-
-def test_a_trained_head_comes_with_its_adapter(headed: Path, micro_checkpoints: Path) -> None:
-    """Guards against a head that is lost on the way to disk, and one that changes an answer."""
-    base, adapted, record = load(next(micro_checkpoints.glob("ar_sft-*"))), load(headed), records.finished(headed)
-    assert isinstance(adapted.model, Adapted) and record is not None
-    adapter, kept = adapted.model.adapter, load_file(headed / "draft_head.safetensors")
-    assert type(adapter.head) is (Markov if record.recipe["head"] == "markov" else Network)
-    assert all(torch.equal(values, kept[name]) for name, values in adapter.head._asdict().items())
-    assert all(values.any() for values in kept.values()), "it has learned"
-    every = [one.numel() for file in headed.glob("*.safetensors") for one in load_file(file).values()]
+    assert not (folder / "model.safetensors").exists() and record.base_weights == of_base.weights
+    assert (record.recipe["rank"], record.recipe["block_size"], record.steps) == (16, 4, 6)
+    assert json.loads((folder / CONFIG).read_text())["base_model_name_or_path"].endswith(f"ar_sft-{of_base.key}")
+    adapter = adapted.model.adapter
+    every = [one.numel() for file in folder.glob("*.safetensors") for one in load_file(file).values()]
     assert record.parameters == sum(every) == adapter.bytes() // 4
     assert adapter.like(torch.zeros(1, dtype=torch.bfloat16)).bytes() == 2 * sum(every)
-    alone = [one.tokens for one in answers(base, "ar")]
-    for layout in ("groups", "linear"):
-        assert [one.tokens for one in answers(adapted, "mars-verified", layout=layout)] == alone
+    assert type(adapter.head) is {"": type(None), "_markov": Markov, "_network": Network}[kind]
+    if adapter.head is not None:
+        kept = load_file(folder / "draft_head.safetensors")
+        assert all(torch.equal(values, kept[name]) for name, values in adapter.head._asdict().items())
+        assert all(values.any() for values in kept.values()), "it has learned"
 
 
 def test_a_head_trained_with_mars_comes_with_its_model(micro_checkpoints: Path, tmp_path: Path) -> None:
@@ -336,13 +343,7 @@ def test_a_head_trained_with_mars_comes_with_its_model(micro_checkpoints: Path, 
     plain = AutoModelForCausalLM.from_pretrained(folder)
     assert load_file(folder / "model.safetensors").keys() <= plain.state_dict().keys()
     assert record.parameters == sum(one.numel() for one in (*plain.parameters(), *kept.values()))
-    alone = [one.tokens for one in answers(replace(loaded, model=plain.eval()), "ar")]
-    for method, options in (
-        ("ar", {}),
-        ("mars-verified", {"layout": "groups"}),
-        ("mars-verified", {"layout": "linear"}),
-    ):
-        assert [one.tokens for one in answers(loaded, method, **options)] == alone, (method, options)
+    verify(loaded, replace(loaded, model=plain.eval()))
 
 
 @pytest.mark.parametrize("kind", ["markov", "network"])
@@ -361,19 +362,6 @@ def test_a_head_acts_on_masks_of_mars_alone(kind: HeadKind, golden_models: dict[
     assert torch.equal(noisy.ar, alone.ar) and not torch.isclose(noisy.mask, alone.mask)
     noisy.mask.backward()
     assert all(values.grad is not None and values.grad.any() for values in to_train.values())
-
-
-def test_an_adapter_is_small_and_names_what_it_is_of(made: Path, micro_checkpoints: Path) -> None:
-    """Guards against a copy of the model in the folder, and a record that does not say what the adapter belongs to."""
-    record, base = records.finished(made), records.finished(next(micro_checkpoints.glob("ar_sft-*")))
-    assert record is not None and base is not None
-    assert record.base_weights == base.weights
-    assert (record.recipe["rank"], record.recipe["block_size"], record.steps) == (16, 4, 6)
-    assert not (made / "model.safetensors").exists()
-    assert record.parameters == sum(
-        one.numel() for file in made.glob("*.safetensors") for one in load_file(file).values()
-    )
-    assert json.loads((made / CONFIG).read_text())["base_model_name_or_path"].endswith(f"ar_sft-{base.key}")
 
 
 @pytest.mark.parametrize(
@@ -396,9 +384,9 @@ def test_maps_are_named_and_scaled_as_peft_does_it(
         torch.testing.assert_close(kept[name].up @ kept[name].down, times * up @ down)
 
 
-def test_commands_take_an_adapter(made: Path, micro_checkpoints: Path, tmp_path: Path) -> None:
+def test_commands_take_an_adapter(made: Path, parent: Path, tmp_path: Path) -> None:
     """Guards against a command that forgets the adapter, or asks for the base as well."""
-    prompts, base = tmp_path / "in.jsonl", str(next(micro_checkpoints.glob("ar_sft-*")))
+    prompts, base = tmp_path / "in.jsonl", str(parent)
     prompts.write_text(json.dumps({"prompt_ids": [5, 6, 7, 8, 9]}) + "\n")
     found = {}
     for name, place in {
@@ -415,9 +403,9 @@ def test_commands_take_an_adapter(made: Path, micro_checkpoints: Path, tmp_path:
     assert found["alone"]["tokens"] == found["base"]["tokens"]
 
 
-def test_transformers_generates_with_an_adapter(made: Path, micro_checkpoints: Path) -> None:
+def test_transformers_generates_with_an_adapter(made: Path, parent: Path) -> None:
     """Guards against `custom_generate` that leaves the adapter out, or looks for its mask in the wrong tokenizer."""
-    model = AutoModelForCausalLM.from_pretrained(next(micro_checkpoints.glob("ar_sft-*"))).eval()
+    model = AutoModelForCausalLM.from_pretrained(parent).eval()
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 9, 10]]), "max_new_tokens": 16, "do_sample": False}
     alone = model.generate(**inputs)
     ours = {"custom_generate": marsbench.generate, "method": "mars-verified"}
@@ -426,9 +414,9 @@ def test_transformers_generates_with_an_adapter(made: Path, micro_checkpoints: P
         model.generate(**inputs, **ours, adapter=made, compiled=True)
 
 
-def test_adapters_share_a_loaded_model(made: Path, micro_checkpoints: Path) -> None:
+def test_adapters_share_a_loaded_model(made: Path, parent: Path) -> None:
     """Guards against a model that is loaded once for each adapter, and one adapter put on another."""
-    base = load(next(micro_checkpoints.glob("ar_sft-*")))
+    base = load(parent)
     one, other = with_adapter(base, made), with_adapter(base, made)
     assert all(
         values.data_ptr() == base.model.state_dict()[name].data_ptr()
@@ -461,28 +449,27 @@ def changed(file: Path) -> None:
 @pytest.mark.parametrize("damage", [cut, Path.unlink, changed])
 @pytest.mark.parametrize("file", ["adapter_model", "mask_vector", "draft_head"])
 def test_a_damaged_adapter_is_refused(
-    file: str, damage: Callable[[Path], None], headed: Path, micro_checkpoints: Path, tmp_path: Path
+    file: str, damage: Callable[[Path], None], made: Path, parent: Path, tmp_path: Path
 ) -> None:
     """Guards against a file cut short, gone or changed, found out by a traceback or not at all."""
-    base, folder = load(next(micro_checkpoints.glob("ar_sft-*"))), copied(headed, tmp_path / "copy")
+    folder = copied(made, tmp_path / "copy")
     damage(folder / f"{file}.safetensors")
     with pytest.raises(UserError, match="damaged"):
-        load(next(micro_checkpoints.glob("ar_sft-*")), adapter=folder)
+        load(parent, adapter=folder)
     if damage is not changed:
         with pytest.raises(UserError, match="cannot be loaded"):  # where nobody looks at the hash
-            read_adapter(folder, base.model)
+            read_adapter(folder, load(parent).model)
 
 
-def test_what_fits_no_model_is_refused(headed: Path, made: Path, micro_checkpoints: Path, tmp_path: Path) -> None:
+def test_what_fits_no_model_is_refused(made: Path, parent: Path, micro_checkpoints: Path, tmp_path: Path) -> None:
     """Guards against a checkpoint, or a folder that is not there, taken for an adapter, parts of one that are left out
     in silence, and verified answers of a model that its masks know nothing of.
     """
-    base = next(micro_checkpoints.glob("ar_sft-*"))
     with pytest.raises(UserError, match="trained on other weights"):
         load(next(micro_checkpoints.glob("mars-*")), adapter=made)
-    for folder in (base, tmp_path / "nowhere"):
+    for folder in (parent, tmp_path / "nowhere"):
         with pytest.raises(UserError, match="no gated adapter"):
-            load(base, adapter=folder)
+            load(parent, adapter=folder)
     (tmp_path / "far" / "away").mkdir(parents=True)
     with pytest.raises(UserError, match=r"no such (folder|checkpoint)"):
         load(copied(made, tmp_path / "far" / "away" / "alone"))
@@ -491,13 +478,13 @@ def test_what_fits_no_model_is_refused(headed: Path, made: Path, micro_checkpoin
         config = json.loads((folder / CONFIG).read_text()) | {name: value}
         (folder / CONFIG).write_text(json.dumps(config))
         with pytest.raises(UserError, match="no plain LoRA"):
-            read_adapter(folder, load(base).model)
-    unknown = copied(headed, tmp_path / "unknown")
+            read_adapter(folder, load(parent).model)
+    unknown = copied(made, tmp_path / "unknown")
     record = json.loads((unknown / records.RECORD).read_text())
     record["recipe"]["head"] = "tree"
     (unknown / records.RECORD).write_text(json.dumps(record))
     with pytest.raises(UserError, match="unknown kind of draft head 'tree'"):
-        load(base, adapter=unknown)
+        load(parent, adapter=unknown)
 
 
 def test_block_diffusion_goes_without_an_adapter(made: Path) -> None:
