@@ -206,8 +206,9 @@ def follow(copy: Path) -> None:
         "from marsbench.world import parity\n",
     )
     (package / "studies" / "figure7.py").write_text(PAGE)
-    insert(package / "serving" / "metrics.py", '    "marsbench:forwards": ', COUNTER)
-    insert(package / "serving" / "engine_client.py", "        self.metrics.whole.observe(now - stream.job.arrived)\n", COUNTED)
+    serving = package / "serving"
+    insert(serving / "metrics.py", '    "marsbench:forwards": ', COUNTER)
+    insert(serving / "engine_client.py", "        self.metrics.whole.observe(now - stream.job.arrived)\n", COUNTED)
 
 
 @pytest.fixture(scope="module")
