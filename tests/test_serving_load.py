@@ -150,22 +150,6 @@ def test_the_page_judges_the_claims() -> None:
     assert "nothing measured" in STUDY.render([], "mini")
 
 
-def test_requests_that_were_turned_away_are_said() -> None:
-    """Guards against rates of policies that were asked different questions, unsaid."""
-    rows = page_rows({policy.name: 1.0 for policy in POLICIES})
-    assert "not answered" not in STUDY.render(rows, "mini")
-    assert "1 were not answered" in STUDY.render([replace(rows[0], answered=9), *rows[1:]], "mini")
-
-
-def test_a_page_without_a_full_server_is_about_a_few_users() -> None:
-    """Guards against the claim of the abstract on a page that has measured nothing of it."""
-    rows = [row for row in page_rows({AR.name: 1.0, BY_ROWS.name: 2.0}) if row.load <= 4]
-    page = STUDY.render([replace(row, scale="135m", right=None) for row in rows], "135m")
-    assert "what do its users get?" in page and "**full" not in page and "a full server" not in page
-    assert verdict(page) == "holds" and "2.00 [2.00, 2.00] times; each of four users 2.00 [2.00, 2.00]" in page
-    assert tally({0: rows}).startswith(f"{BY_ROWS.name} over ar, one request: 2.00")
-
-
 def test_the_study_has_the_machine_for_itself() -> None:
     """Guards against a study taken for one that times nothing: a thread for the engine alone, all for the server's."""
     assert STUDY.times(preset("mini"))

@@ -18,9 +18,8 @@ Listed = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, heads, row
 def doctor(start: Start) -> None:
     """Check this machine before a long run.
 
-    Looks at Python, packages, device, other processes at work, memory, disk, output folder, benchmark data, code
-    sandbox and task files, and says for each trouble how to mend it. Exits with 2 if a run would fail, with 0 if it
-    would at most be narrower.
+    Looks at packages, device, other processes at work, memory, disk, output folder, benchmark data and task files, and
+    says for each trouble how to mend it. Exits with 2 if a run would fail, with 0 if it would at most be narrower.
     """
     from rich.console import Console
 
