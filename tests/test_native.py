@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -30,6 +31,7 @@ from marsbench.forward.native import VARIABLE, cpp_compiler, is_native, pack, wh
 from marsbench.methods import Options, build_method
 
 MASK, HEADS, KV_HEADS, SIZE = 3, 4, 2, 32
+HEAD_SIZES = (16, 32, 64, 80, 128)
 SHAPE: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 3,
     "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": 256,
@@ -82,10 +84,13 @@ def test_tokens_are_those_of_torchs_operations(name: str, model: Any, monkeypatc
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("inputs", "outputs"), [(96, 48), (130, 16), (576, 960)])
 def test_a_product_is_right_and_the_same_whoever_is_beside(dtype: torch.dtype, inputs: int, outputs: int) -> None:
-    """Guards against blocks, pairs or positions that are left out, and sums whose order depends on the window."""
+    """Guards against blocks, pairs or positions that are left out, sums whose order depends on the window, and a state
+    of the CPU that torch's own product finds changed.
+    """
     torch.manual_seed(0)
     values, weight, bias = (torch.randn(*size).to(dtype) for size in ((64, inputs), (outputs, inputs), (outputs,)))
     product, packed = torch.ops.marsbench.product, pack(weight)
+    by_torch = F.linear(values, weight)
     for added in (None, bias):
         whole = product(values, packed, added)
         exact = values.double() @ weight.double().t() + (0 if added is None else added.double())
@@ -99,7 +104,13 @@ def test_a_product_is_right_and_the_same_whoever_is_beside(dtype: torch.dtype, i
     ups += [torch.randn(16, 32).to(dtype)] * (outputs > 16)
     up = torch.block_diag(*ups)
     gate = torch.arange(64).view(-1, 1).remainder(3).eq(0).to(dtype)
-    found = torch.ops.marsbench.adapted(values, packed, bias, pack(down), [*map(pack, ups)], gate)
+    maps = pack(down), [*map(pack, ups)]
+    found = torch.ops.marsbench.adapted(values, packed, bias, *maps, gate)
+    for most in (1, 9, 16, 17, 33):
+        each = zip(values.split(most), gate.split(most), strict=True)
+        parts = [torch.ops.marsbench.adapted(some, packed, bias, *maps, own) for some, own in each]
+        assert torch.equal(torch.cat(parts), found), most
+    assert torch.equal(F.linear(values, weight), by_torch)
     down = down[: up.shape[1]]
     kept, whole = gate[:, 0].bool(), product(values, packed, bias)
     assert torch.equal(found[~kept], whole[~kept])
@@ -147,7 +158,7 @@ def slower_than_torch() -> list[str]:
 
 
 @native
-@pytest.mark.parametrize("head_size", [16, 32, 80])
+@pytest.mark.parametrize("head_size", HEAD_SIZES)
 def test_verified_is_ar_in_bf16_too(head_size: int) -> None:
     """Guards against near ties that end otherwise because a token was computed beside others."""
     verified_as_ar(head_size)
@@ -163,14 +174,20 @@ def test_the_chosen_product_is_not_slower_than_torchs(monkeypatch: pytest.Monkey
 @native
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="what is here has been tried")
 def test_a_cpu_without_avx512_is_served_as_well() -> None:
-    """Guards against tiles that only AVX-512 has registers for: slower than torch, or another answer."""
-    script = "import test_native as t; t.verified_as_ar(80); t.verified_as_ar(32); print(t.slower_than_torch())"
-    env = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "1"}
+    """Guards against tiles that only AVX-512 has registers for, and AMX where it was not asked for: slower than torch,
+    or another answer.
+    """
+    script = """
+import test_native as t
+[*map(t.verified_as_ar, t.HEAD_SIZES)]
+print(t.native_module.instructions(), t.slower_than_torch())
+"""
+    env = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}
     env.pop(VARIABLE, None)
     run = subprocess.run(
         [sys.executable, "-c", script], cwd=Path(__file__).parent, env=env, capture_output=True, text=True
     )
-    assert run.stdout.splitlines()[-1:] == ["[]"], run.stdout + run.stderr
+    assert run.stdout.splitlines()[-1:] == ["AVX2 []"], run.stdout + run.stderr
 
 
 @native

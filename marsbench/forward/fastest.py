@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from marsbench.files import write_atomically
-from marsbench.forward.native import VARIABLE, is_native, library, pack, product
+from marsbench.forward.native import VARIABLE, instructions, is_native, library, pack, product
 from marsbench.json_lines import parse_json
 from marsbench.provenance import cpu_name
 
@@ -30,6 +30,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 EVERY = sys.maxsize  # positions
 FEW = 16  # positions, up to which it is used in fp32 where torch is faster with 64
 LOSES = 1.05  # times torch's time
+
+_TORCHS = "ONEDNN_MAX_CPU_ISA"  # bounds the instructions that torch's own product uses
 
 _SHAPE = 1536, 576  # of a weight
 _BYTES = 48 << 20  # of weights that are read in turn at few positions; at 64, where it is not reading that counts, less
@@ -63,20 +65,19 @@ def times_torch() -> dict[str, dict[str, float]]:
 
 def in_words() -> str:
     """What `doctor` says of it."""
-    capability = torch.backends.cpu.get_cpu_capability()
     each = [
         f"{name} {' / '.join(f'{1 / time:.1f}' for time in times.values())}"
         + ("" if most_positions(DTYPES[name]) else " (so torch's are used)")
         for name, times in times_torch().items()
     ]
     positions = " / ".join(map(str, POSITIONS))
-    return f"products in C++ with {capability}, x torch at {positions} positions: {', '.join(each)}"
+    return f"products in C++ with {instructions()}, x torch at {positions} positions: {', '.join(each)}"
 
 
 @cache
 def _times(threads: int) -> dict[str, dict[str, float]]:
     """Read, or measured and written down beside the library."""
-    name = hashlib.sha256(f"{cpu_name()} {threads}".encode()).hexdigest()[:8]
+    name = hashlib.sha256(f"{cpu_name()} {threads} {os.environ.get(_TORCHS)}".encode()).hexdigest()[:8]
     kept = library().with_suffix(f".{name}.json")
     with suppress(OSError, ValueError):  # not there, or damaged
         return dict(parse_json(kept.read_bytes(), dict[str, dict[str, float]]))

@@ -4,6 +4,9 @@
 
 #include <cstdint>
 #include <cstring>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 // kSums: registers of sums that a product keeps; the others hold weights and a value. More would be kept in memory.
 #if defined(__AVX512F__)
@@ -41,7 +44,11 @@ inline Floats load(const at::BFloat16* from) {
 inline void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }
 
 inline void store(at::BFloat16* to, Floats values) {  // rounded to the nearest, to even where two are as near
+#ifdef __AVX512BF16__
+  const Shorts rounded = (Shorts)_mm512_cvtneps_pbh((__m512)values);
+#else
   const Words bits = (Words)values;
   const Shorts rounded = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, Shorts);
+#endif
   std::memcpy(to, &rounded, sizeof rounded);
 }

@@ -13,10 +13,6 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
-
 #include "lanes.h"
 
 namespace {
@@ -28,6 +24,13 @@ constexpr int kParts = kBlock / kLanes;  // registers that hold a block
 constexpr int kMost = kSums / kParts < 9 ? kSums / kParts : 9;  // positions that are summed at once
 constexpr int64_t kAhead = 32;           // words of weights that are fetched before they are wanted
 constexpr int64_t kBytes = 1 << 16;      // of weights that one thread reads before another is asked
+constexpr int64_t kTile = 16;            // positions, and words of weights, of a tile of AMX
+constexpr int64_t kHeld = 1 << 19;       // bytes of weights that all positions are done with by tiles, likewise
+
+// How far from the k-th word of a block lies what is fetched then: in the block, or in the one that is read after it.
+inline int64_t ahead(int64_t k, int64_t words, int64_t blocks) {
+  return (k + kAhead + (k + kAhead < words ? 0 : (blocks - 1) * words)) * kBlock;
+}
 
 // Blocks of outputs that M positions are multiplied by at once.
 template <int M>
@@ -42,6 +45,14 @@ constexpr bool kPairs = std::is_same_v<T, at::BFloat16>;
 #else
 template <typename T>
 constexpr bool kPairs = false;
+#endif
+// With AMX tiles of bf16 are multiplied, whatever the number of positions: they do not add as the other instructions do.
+#ifdef __AMX_BF16__
+template <typename T>
+constexpr bool kTiles = kPairs<T>;
+#else
+template <typename T>
+constexpr bool kTiles = false;
 #endif
 template <typename T>
 using Value = std::conditional_t<kPairs<T>, uint32_t, float>;
@@ -69,6 +80,43 @@ struct Part {  // values [M, words * kEach], a row every `stride`, and weights [
   int64_t words, stride;
 };
 
+#ifdef __AMX_BF16__
+// The CPU's tiles while this is there: 0 to 3 hold sums, 4 values, or 4 and 5 those of 32 positions, the others weights.
+struct Tiles {
+  explicit Tiles(int64_t positions) {
+    struct alignas(64) {
+      uint8_t palette = 1, start = 0, none[14] = {};
+      uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } shapes;
+    std::fill_n(shapes.rows, 5, std::min(positions, kTile));
+    asm volatile("" ::: "memory");  // intrinsics do not tell what they read
+    _tile_loadconfig(&shapes);
+  }
+  ~Tiles() { _tile_release(); }
+};
+
+// Add a tile of values by tiles of four blocks; or two tiles, the other one `second` values behind, by two blocks.
+template <bool kTwo>
+inline void add_tiles(const uint32_t* values, int64_t stride, int64_t second, const uint32_t* const* weights) {
+  _tile_loadd(4, values, stride * 4);
+  _tile_loadd(6, weights[0], 64);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_loadd(7, weights[1], 64);
+  _tile_dpbf16ps(1, 4, 7);
+  if constexpr (kTwo) {
+    _tile_loadd(5, values + second, stride * 4);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  } else {
+    _tile_loadd(5, weights[2], 64);
+    _tile_dpbf16ps(2, 4, 5);
+    _tile_loadd(6, weights[3], 64);
+    _tile_dpbf16ps(3, 4, 6);
+  }
+}
+#endif
+
 template <typename T>
 struct Product {
   Part<T> parts[2];  // the layers' weights; an adapter's columns behind them
@@ -87,8 +135,9 @@ struct Product {
       const Value<T>* values = parts[p].values + position * stride;
       const uint32_t* weights = parts[p].weights + block * words * kBlock;
       for (int64_t k = 0; k < words; ++k) {
+        const int64_t next = ahead(k, words, B);
 #pragma GCC unroll 4
-        for (int b = 0; b < B; ++b) __builtin_prefetch(weights + (b * words + k + kAhead) * kBlock);
+        for (int b = 0; b < B; ++b) __builtin_prefetch(weights + b * words * kBlock + next);
 #pragma GCC unroll 2
         for (int i = 0; i < kEach<T>; ++i) {
           Floats of[kOf];
@@ -109,8 +158,64 @@ struct Product {
       }
   }
 
+#ifdef __AMX_BF16__
+  // Up to 16 positions by four blocks from the first on; or 17 to 32, their first and their last 16, by two. Behind the
+  // last block it is itself that is multiplied again.
+  template <bool kTwo>
+  void tiles(int64_t first, int64_t last, int64_t position, int64_t positions) const {
+    constexpr int kOf = kTwo ? 2 : 4;
+    const int64_t rows = std::min(positions, kTile), second = positions - rows;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int p = 0; p < count; ++p) {
+      const int64_t words = parts[p].words;
+      int64_t stride = parts[p].stride;
+      const uint32_t *values = parts[p].values + position * stride, *weights[kOf];
+      for (int b = 0; b < kOf; ++b) weights[b] = parts[p].weights + std::min(first + b, last) * words * kBlock;
+      for (int64_t k = 0; k < words; k += kTile) {
+        uint32_t some_values[2 * kTile][kTile], some_weights[kOf][kTile][kBlock];  // too few words: zeros behind them
+        if (const int64_t left = words - k; left < kTile) {
+          std::memset(some_values, 0, sizeof some_values), std::memset(some_weights, 0, sizeof some_weights);
+          for (int64_t m = 0; m < positions; ++m) std::copy_n(values + m * stride, left, some_values[m]);
+          for (int b = 0; b < kOf; ++b) std::copy_n(weights[b], left * kBlock, some_weights[b][0]);
+          for (int b = 0; b < kOf; ++b) weights[b] = some_weights[b][0];
+          values = some_values[0], stride = kTile;
+          asm volatile("" ::: "memory");
+        } else {
+          for (int64_t i = 0, next = ahead(k, words, kOf) - k * kBlock; i < kTile; ++i)
+            for (int b = 0; b < kOf; ++b) __builtin_prefetch(weights[b] + next + i * kBlock);
+        }
+        add_tiles<kTwo>(values, stride, second * stride, weights);
+        values += kTile;
+        for (int b = 0; b < kOf; ++b) weights[b] += kTile * kBlock;
+      }
+    }
+    float sums[4][kTile][kBlock];
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    _tile_stored(2, sums[2], 64);
+    _tile_stored(3, sums[3], 64);
+    for (int i = 0; i < 4; i += kOf)
+      for (int64_t m = 0; m < rows; ++m)
+        for (int b = 0; b < kOf; ++b) {
+          const int64_t at = std::min(first + b, last) * kBlock;
+          const Floats sum = load(sums[i + b][m]);
+          store(out + (position + i / kOf * second + m) * outputs + at, bias == nullptr ? sum : sum + load(bias + at));
+        }
+  }
+#endif
+
   template <int M = kMost>
   void run(int64_t begin, int64_t end, int64_t position, int64_t positions) const {
+#ifdef __AMX_BF16__
+    if constexpr (kTiles<T>) {
+      for (; begin < end && positions <= kTile; begin += 4) tiles<false>(begin, end - 1, position, positions);
+      for (; begin < end; begin += 2) tiles<true>(begin, end - 1, position, positions);
+      return;
+    }
+#endif
     if constexpr (M > 1)
       if (positions < M) return run<M - 1>(begin, end, position, positions);
     for (; begin + kBlocks<M> <= end; begin += kBlocks<M>) tile<M, kBlocks<M>>(begin, position);
@@ -172,7 +277,13 @@ struct Layers {
   }
 
   void run(int64_t begin, int64_t end) const {
-    const int64_t turns = (positions + kMost - 1) / kMost, stretch = turns == 1 ? blocks : kStretch;
+#ifdef __AMX_BF16__
+    std::optional<Tiles> tiles;
+    if constexpr (kTiles<T>) tiles.emplace(positions);
+#endif
+    const int64_t most = kTiles<T> ? 2 * kTile : kMost, turns = (positions + most - 1) / most;
+    const int64_t held = kTiles<T> ? std::max<int64_t>(kHeld / (each[0].parts[0].words * kBlock * 8), 1) * 2 : kStretch;
+    const int64_t stretch = turns == 1 ? blocks : held;
     for (const Product<T>& of : each) {
       const int64_t last = std::min(end, of.blocks);
       for (int64_t block = std::max<int64_t>(begin, 0); block < last; block += stretch)

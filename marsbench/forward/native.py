@@ -27,10 +27,12 @@ VARIABLE = "MARSBENCH_NATIVE"  # 0 = operations of torch everywhere, 1 = C++ whe
 _COMPILERS = ("g++", "clang++", "c++", "cl")
 _SOURCES = [Path(__file__).with_name(name) for name in ("between.cpp", "linear.cpp")]
 _HEADER = Path(__file__).with_name("lanes.h")
-# What a CPU can do, as torch names it -> how a compiler is told. Never more than that: caches are shared by machines.
+# What a CPU can do, as torch names it -> how a compiler is told. Never more than that: caches are shared by machines,
+# and flags are part of a library's name. Tiles (AMX) are only used where the system lets this process have them.
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma"]
 _AVX512 += ["-mavx512bf16"] if torch.cpu._is_avx512_bf16_supported() else []
-_FLAGS = {"AVX512": _AVX512, "AVX2": ["-mavx2", "-mfma"]}
+_AMX = ["-mamx-tile", "-mamx-bf16"]
+_FLAGS = {"AVX512": _AVX512, "AVX512 and AMX": [*_AVX512, *_AMX], "AVX2": ["-mavx2", "-mfma"]}
 BLOCK = 16  # outputs of packed weights that lie beside each other
 
 
@@ -64,6 +66,14 @@ def cpp_compiler() -> str | None:
     """The C++ compiler: what CXX names, else one of the usual ones; None where there is none."""
     named = os.environ.get("CXX")
     return next((found for name in ((named,) if named else _COMPILERS) if (found := shutil.which(name))), None)
+
+
+@cache
+def instructions() -> str:
+    """The instructions that the operations are built for, as torch names them, and whether AMX is among them."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    has_tiles = capability == "AVX512" and "-mavx512bf16" in _AVX512 and torch.cpu._init_amx()
+    return f"{capability} and AMX" if has_tiles else capability
 
 
 def is_native() -> bool:
@@ -116,7 +126,7 @@ def library() -> Path:
     torch_at = Path(torch.__file__).parent
     flags = [
         "-shared", "-fPIC", "-O3", "-std=c++20", "-fno-math-errno", "-fno-trapping-math",
-        *_FLAGS.get(torch.backends.cpu.get_cpu_capability(), []),
+        *_FLAGS.get(instructions(), []),
         *(["-fopenmp"] if sys.platform == "linux" else []),
         *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []),
     ]  # fmt: skip
