@@ -98,8 +98,8 @@ def test_a_batch_size_is_found_wherever_it_is_given(words: str, asked: bool, tmp
         ({"method": "magic"}, "unknown method"),
         ({"untrained_masks": "perhaps"}, "neither true nor false"),
         ({"compiled": "perhaps"}, "compiled='perhaps' is neither true nor false"),
-        ({"batch_size": "many"}, "no number of rows"),
-        ({"batch_size": 0}, "no number of rows"),
+        ({"batch_size": "many"}, "batch size 'many' is no whole number"),
+        ({"batch_size": 0}, "batch size 0 is below 1"),
         ({"prefill_positions": 0}, "prefill positions 0"),
         ({"dtype": "int3"}, "dtype"),
         ({"pretrained": None}, "no checkpoint is named"),
@@ -173,13 +173,16 @@ def test_every_name_of_the_limit_is_heard(name: str, ar: MarsbenchLM) -> None:
 
 
 NOT_MET = st.sampled_from(
-    ["repetition_penalty", "num_beams", "stop", "top_k", "top_p", "seed", "do_sample", "max_tokens"]
+    ["repetition_penalty", "num_beams", "stop", "top_k", "top_p", "seed", "do_sample", "max_tokens", "min_length"]
 )
 NO_VALUE = st.sampled_from([2**70, -(2**70), 3.5, "x", [["x"]], {"x": 1}])
 
 
 @given(st.dictionaries(NOT_MET, NO_VALUE, min_size=1))
 @example({"until": [1]})
+@example({"temperature": -1, "do_sample": None})
+@example({"temperature": float("nan"), "do_sample": None})
+@example({"temperature": True})
 def test_settings_that_cannot_be_met_are_refused(ar: MarsbenchLM, settings: dict[str, Any]) -> None:
     """Guards against a setting that silently does nothing, and a traceback for a value that is none."""
     with pytest.raises(UserError):

@@ -393,7 +393,8 @@ BAD_GRIDS: list[tuple[Any, str]] = [
     (broken(dtype="int9"), "dtype: "),
     (broken(backend="magic"), "backend: "),
     (broken(quick={"prompts": 0}), "prompts: (.|\n)*quick"),
-    (broken(contenders=[{"method": "ar"}]), "contender 1"),
+    (broken(contenders=[5]), "contenders.0: .*object"),
+    (broken(contenders=[{"method": "ar"}]), "stage: .*required(.|\n)*contender 1"),
     (broken(contenders=SMALL["contenders"][:1] * 2), "two contenders are called 'ar'"),
     (broken(contenders=SMALL["contenders"][1:]), "no contender is called 'ar'"),
     (broken(contenders=[AR, {"method": "mars", "stage": "mars", "compiled": True}]), "no compiled 'ar'"),
@@ -412,7 +413,11 @@ BAD_CONTENDERS: list[tuple[dict[str, Any], str]] = [
     ({"method": ["ar", 5]}, "method: "),
     ({"stage": "moon"}, "unknown stage 'moon'"),
     ({"draft": "moon"}, "unknown stage 'moon'"),
+    ({"stage": ""}, "unknown stage ''"),
     ({"speed": 9}, "speed: Extra"),
+    ({"tree_width": 3}, "'mars' has no tree width"),
+    ({"block_size": 2**31, "acceptance": {"mean": 1.5}}, "block size 2147483648 is out of range"),
+    ({"threshold": 10**400}, "threshold"),
     ({"method": "ar", "threshold": 0.9}, "cannot take threshold"),
     ({"threshold": []}, "the list of threshold is empty"),
     ({"threshold": [0.9, "often"]}, "threshold: "),
@@ -461,6 +466,9 @@ def test_a_file_that_is_no_grid_is_named(text: str | bytes | None, tmp_path: Pat
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError, match="'repeats' is given twice" if text == NO_GRIDS[0] else str(file)):
         read_grid(file)
+    first = "contenders: [&ar {name: ar, method: ar, stage: mars}, {<<: *ar, name: again}]\n"
+    file.write_text(yaml.safe_dump(broken(contenders=[])).replace("contenders: []\n", first))
+    assert [one.name for one in read_grid(file).contenders] == ["ar", "again"], "what is taken over is not given"
 
 
 # ---------------------------------------------------------------------- the position law

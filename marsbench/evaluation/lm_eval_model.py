@@ -56,12 +56,6 @@ def _check_names(options: Iterable[str], others: Sequence[str]) -> None:
             raise UserError(f"lm-eval's model marsbench has no option {name!r}", where="--model_args", fix=fix)
 
 
-def _at_least_1(given: int | str, wrong: str, fix: str = "give 1 or more") -> int:
-    if not str(given).isdecimal() or not int(given):
-        raise UserError(wrong.format(given), fix=fix)
-    return int(given)
-
-
 def _counted(keys: Iterable[Hashable]) -> list[int]:
     """How often each key has come before."""
     seen, counts = Counter[Hashable](), list[int]()
@@ -166,10 +160,9 @@ class MarsbenchLM(LM):  # type: ignore[misc]
             raise UserError("no checkpoint is named", fix="give --model_args pretrained=FOLDER_OR_HUB_NAME")
         switches: dict[str, Any] = {"untrained_masks": untrained_masks, "compiled": compiled}
         check_how(method, Options(**options), threshold=threshold, accept=accept, dtype=dtype, **switches)
-        rows = _DEFAULT_ROWS
-        if not str(batch_size).startswith("auto"):
-            rows = _at_least_1(batch_size, "batch size {!r} is no number of rows", "give 1 or more, or auto")
-        positions = _at_least_1(prefill_positions, "prefill positions {!r} are no number of tokens")
+        rows = _DEFAULT_ROWS if str(batch_size).startswith("auto") else _value(batch_size)
+        rows = integer(rows, "batch size", least=1, fix="give 1 or more, or auto")
+        positions = integer(_value(prefill_positions), "prefill positions", least=1)
         self._processes = state = all_processes()
         self._rank, self._world_size = state.process_index, state.num_processes
         if state.num_processes > 1 or device is None or (device.startswith("cuda") and not torch.cuda.is_available()):

@@ -24,7 +24,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, with_config
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import NotRequired, Required, TypedDict
 
 from marsbench.errors import UserError, told_to_user
 from marsbench.json_lines import parse_json, read_text
@@ -133,7 +133,7 @@ Count = Annotated[int, Field(ge=1, lt=2**31)]
 class _Settings(TypedDict):
     """What a grid's file may say; see `Grid`."""
 
-    contenders: list[Any]
+    contenders: list[dict[str, Any]]
     batch_sizes: Annotated[list[Count], Field(min_length=1)]
     prompts: Count
     repeats: Count
@@ -150,7 +150,7 @@ class _Settings(TypedDict):
 
 # What a contender says besides the options of its method.
 _OWN = {
-    "name": str, "method": str, "stage": str, "draft": str | None, "threshold": float | None,
+    "name": str, "method": Required[str], "stage": Required[str], "draft": str | None, "threshold": float | None,
     "trained_block_size": Count, "compiled": bool,
     "acceptance": dict[str, float | str | list[float]] | None,
 }  # fmt: skip
@@ -200,11 +200,9 @@ def _check(contenders: list[Line]) -> None:
         )
 
 
-def _contenders(given: Any, number: int) -> Iterator[Line]:
+def _contenders(given: dict[str, Any], number: int) -> Iterator[Line]:
     """The contenders that an item of the list stands for."""
     where = f"contender {number}"
-    if not isinstance(given, dict) or "method" not in given or "stage" not in given:
-        raise UserError("a contender needs a method and a stage", where=where, fix="add them")
     if empty := next((name for name, value in given.items() if value == []), None):
         raise UserError(f"the list of {empty} is empty", where=where, fix="fill it, or leave it out")
     lists = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
