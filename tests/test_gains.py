@@ -33,9 +33,9 @@ def test_each_half_answers_with_what_the_other_half_chose() -> None:
     """Guards against a question that has a say in the setting that answers it, and against swapped halves."""
     careful, fair, reckless = setting(set(), 10), setting({0, 3}, 15), setting(set(range(1, 100, 2)), 30)
     found = cross_fitted([careful, fair, reckless], allowed_loss=1.0)
-    assert (found.by_even, found.by_odd) == (2, 1), "the even questions do not see what the reckless one loses"
-    assert found.answers.emitted == [15, 30] * (N // 2)
-    assert found.answers.correct == [fair.correct[p] if p % 2 == 0 else reckless.correct[p] for p in range(N)]
+    # The even questions do not see what the reckless one loses.
+    assert found.emitted == [15, 30] * (N // 2)
+    assert found.correct == [fair.correct[p] if p % 2 == 0 else reckless.correct[p] for p in range(N)]
     assert fastest_within([careful, fair, reckless], 1.0, range(N)) == 1
 
 
@@ -57,7 +57,7 @@ def test_choosing_among_equals_does_not_flatter() -> None:
         ]  # all emit 2.0 tokens per forward pass on average
         best = fastest_within(settings, 1.0, range(N))
         in_sample.append(sum(settings[best].emitted) / (10 * N))
-        fair.append(sum(cross_fitted(settings, 1.0).answers.emitted) / (10 * N))
+        fair.append(sum(cross_fitted(settings, 1.0).emitted) / (10 * N))
     assert np.mean(in_sample) > 2.04
     assert np.mean(fair) == pytest.approx(2.0, abs=0.02)
 

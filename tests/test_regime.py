@@ -22,12 +22,12 @@ from marsbench.studies.regime import (
     CRITERIA,
     OF_SHORT_BASE,
     PLAN,
-    STUDY,
     TWICE,
     UNTRAINED_MASKS,
     above_chance,
     measuring,
     room_on_enough,
+    tally,
 )
 from marsbench.studies.regime.measuring import text_losses
 from marsbench.training.data import taught
@@ -88,7 +88,7 @@ def test_several_seeds_that_answer_differently_are_judged_together() -> None:
     seeds = {seed: rows(dict.fromkeys(names, 1400 + more)) for seed, more in enumerate((0, 20, -20))}
     third = CRITERIA[2].over(seeds.values())
     assert third.seeds == 3 and third.estimate is not None and third.estimate.value == pytest.approx(70.0)
-    assert STUDY.tally is not None and STUDY.tally(seeds) == "8 of 8 checks hold"
+    assert tally(seeds) == "8 of 8 checks hold"
 
 
 def test_text_loss_is_that_of_the_model(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,17 +50,6 @@ def p_value(value: float | None) -> str:
     return "< 0.0001" if value < 0.0001 else text
 
 
-def duration(seconds: float) -> str:
-    """Seconds as "42 s", "3 min 05 s" or "2 h 07 min"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 def machines(rows: Iterable[Row]) -> str:
     """On which machines rows were measured, as in "AMD EPYC, 2 cores"."""
     known = [dict(row.provenance.get("hardware") or {}) for row in rows]

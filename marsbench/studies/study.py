@@ -61,7 +61,6 @@ class Study(Item):
     trained_before: bool = False  # measures the checkpoints of its plan that are there: training all takes hours
     holds: tuple[Item, ...] = ()  # what else stands on its page
     claims: tuple[Claim, ...] = ()  # those that its rows decide, in their place in the paper
-    tally: Callable[[BySeed], str] | None = None  # what a page of our own comes to at all seeds, in the index
     remark: Callable[[Sequence[Sequence[Row]]], str] = lambda seeds: ""  # for pages on the whole paper; rows by seed
     in_paper: bool = True  # whether it belongs to the reproduction of the whole paper
 

@@ -235,5 +235,4 @@ STUDY = Study(
     measure=_races,
     timed=True,
     sections=laid_out(__package__, slots, PLAN),
-    tally=tally,
 )

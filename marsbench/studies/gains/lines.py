@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from marsbench.findings.cells import BENCHMARKS, Cells, latest_cells
 from marsbench.findings.sweep import ALLOWED_LOSS
@@ -55,7 +55,6 @@ MEASURED = TablePlan(
     ),
     own="Where the gain comes from",
 )
-CLASSED = mars("mars", 4, 0.95)  # whose tokens are classed
 
 # The line that is worked out: MARS whose tau was chosen on other questions.
 AR_OF_MARS = "ar_of_mars"
@@ -65,15 +64,7 @@ _AFTER = 1 + max(number for number, line in enumerate(MEASURED.lines) if line.na
 PLAN = replace(MEASURED, lines=(*MEASURED.lines[:_AFTER], CHOSEN, *MEASURED.lines[_AFTER:]))  # with what is worked out
 
 
-class Choice(NamedTuple):
-    """The settings of a benchmark that were chosen on half of its questions, and how they answer the other half."""
-
-    answers: Answers  # in the benchmark's order
-    by_even: int  # place of the setting that the even questions chose; the odd ones are answered by it
-    by_odd: int  # the reverse
-
-
-def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> Choice:
+def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> Answers:
     """Answer every question with the fastest setting, among those that lose little on the other half of the questions.
 
     Settings are of one benchmark; the first is what accuracy is lost against, in percentage points.
@@ -90,7 +81,7 @@ def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> Choice:
     found = [
         (setting.correct[place], setting.emitted[place], setting.forwards[place]) for place, setting in enumerate(used)
     ]
-    return Choice(Answers(*map(list, zip(*found, strict=True))), by_even, by_odd)
+    return Answers(*map(list, zip(*found, strict=True)))
 
 
 def fastest_within(settings: Sequence[Answers], allowed_loss: float, questions: Sequence[int]) -> int:
@@ -116,7 +107,7 @@ def with_choice(rows: Sequence[Row]) -> list[Row]:
     chosen = []
     for name in BENCHMARKS:
         if settings := to_choose_from(cells, name):
-            answers = cross_fitted([row.answers for row in settings], ALLOWED_LOSS).answers
+            answers = cross_fitted([row.answers for row in settings], ALLOWED_LOSS)
             chosen.append(replace(settings[0], **line, **vars(answers), others={}, finished=[]))
     return [*rows, *chosen]
 

@@ -60,15 +60,6 @@ def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
     return labelled_figure([Labelled("tokens per second", series, level=0.0)], reports_dir / FIGURE) if series else []
 
 
-def tally(seeds: BySeed) -> str:
-    """The best lossless setting by the clock at the smallest batch size."""
-    said = []
-    for dtype, sweep in _races(next(iter(seeds.values())))[0].items():
-        if best := _best_lossless(sweep):
-            said.append(f"fastest lossless in {dtype}, batch {best.batch_size}: {_over_ar(sweep, best)} `ar`")
-    return "; ".join(said) or "measured"
-
-
 def in_brief(rows: Sequence[Row]) -> str:
     """Its speeds at the smallest batch in a sentence, for pages on the whole paper; empty without a race."""
     said = []
@@ -256,6 +247,5 @@ STUDY = Study(
     timed=True,
     sections=laid_out(__package__, slots, PLAN),
     figures=draw,
-    tally=tally,
     claims=ours("real-model", CLAIMS),
 )

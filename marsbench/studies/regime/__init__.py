@@ -176,6 +176,5 @@ STUDY = Study(
     plan=PLAN,
     measure=measured_by("marsbench.studies.regime.measuring", "text_losses"),
     sections=laid_out(__package__, slots, PLAN),
-    tally=tally,
     claims=ours("regime", CRITERIA[-1:]),
 )

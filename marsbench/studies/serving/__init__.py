@@ -23,7 +23,6 @@ from marsbench.studies.serving.policies import (
     AR,
     AT_ONCE,
     BY_ROWS,
-    EXACT,
     FAST,
     FEW,
     FIRST_TOKEN,
@@ -101,15 +100,6 @@ def _tried(cells: Cells) -> str:
         "A controller that learned from acceptance while it served was tried and taken out. Its tokens/s over `ar`'s: "
         f"{', '.join(speed)}{under}."
     )
-
-
-def tally(seeds: BySeed) -> str:
-    """What a full server gains by a lower tau, or else what a user alone gains; of the first seed."""
-    cells = Cells.of(next(iter(seeds.values())))
-    found, alone = cells.ratio(FAST.name, EXACT.name, cells.full), cells.ratio(BY_ROWS.name, AR.name, 1.0)
-    if found is not None:
-        return f"{FAST.name} over {EXACT.name}, full server: {_said(found)} times the tokens/s"
-    return "measured" if alone is None else f"{BY_ROWS.name} over ar, one request: {_said(alone)} times the tokens/s"
 
 
 def _said(found: Estimate | None) -> str:
@@ -229,6 +219,5 @@ STUDY = Study(
     measure=measured_by("marsbench.studies.serving.measuring", "serving_rows"),
     stages=(TrainedStage("mars", 4),),
     sections=sections,
-    tally=tally,
     claims=ours("serving", CLAIMS),
 )

@@ -94,11 +94,6 @@ def lost(rows: Iterable[ServingRow]) -> int:
     return sum(row.requests - row.answered for row in rows)
 
 
-def lowest_tau(rows: Sequence[ServingRow]) -> float:
-    """The mean over answers of the lowest tau that they were decoded with."""
-    return sum(row.tau * row.answered for row in rows) / max(sum(row.answered for row in rows), 1)
-
-
 def accuracy(rows: Sequence[ServingRow]) -> float | None:
     """The part of the answers that are right; None where they were not scored."""
     marked = [row for row in rows if row.right is not None and row.answered]
