@@ -22,10 +22,12 @@ from marsbench.files import check_can_be_written, write_atomically
 from marsbench.forward.limits import check_ids
 from marsbench.json_lines import read_lines
 from marsbench.line import Line
-from marsbench.methods import METHODS
+from marsbench.methods import METHODS, Decoding
 from marsbench.methods.fitting import default_ids, fit, remark_on_rounding
 from marsbench.progress import Reporter
 from marsbench.training.checkpoints import Loaded
+
+ROWS = 16  # decoded at once where nothing else is said
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Answering:
     method: Method | OutsideMethod
     kind: KindOfBatch | None = None  # how its steps run; None = as is best on the device
     threshold: float | None = None  # of every request
-    batch_size: int = 16  # rows at once
+    batch_size: int = ROWS  # rows at once
     prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward, at most
     remark: str = ""  # to be said once: steps that cannot be compiled, answers that rounding may change
 
@@ -47,6 +49,16 @@ class Answering:
         kind, not_compiled = kind_of_batch(loaded.model, method, line.compiled)
         remarks = not_compiled, remark_on_rounding(line.method, loaded.model)
         return cls(loaded, method, kind, line.threshold, remark="\n".join(filter(None, remarks)), **how)
+
+    @classmethod
+    def by(
+        cls, decoding: Decoding, loaded: Loaded, draft: Loaded | None, reporter: Reporter, batch_size: int | None = None
+    ) -> Answering:
+        """A checkpoint decoded as a user says; the remark is said."""
+        rows = batch_size or (1 if METHODS[decoding.method].one_row else ROWS)
+        ready = cls.of(decoding.line, loaded, draft, batch_size=rows, prefill_positions=decoding.prefill_positions)
+        reporter.say_once(ready.remark)
+        return ready
 
     @property
     def compiled(self) -> bool:

@@ -6,10 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from marsbench.errors import UserError
 from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.training.stages import BLOCKWISE, stage
 
 _OF_REQUESTS = ("threshold", "accept", "draft", "acceptance")  # among a line's options: no fields of `Options`
+# Earlier names of options. Rows keep them, so that their keys stay; grids, programs and lm-eval may use them.
+EARLIER = {"block_size": "window"}
+_IN_ROWS = {name: earlier for earlier, name in EARLIER.items()}
 
 
 class TrainedStage(NamedTuple):
@@ -44,8 +48,8 @@ class Line:
     """A stage's checkpoint decoded by a method: a line of a table, or a contender of a race.
 
     `name` is stable; tables show `label`, races `name`. `options` are those of the method, and beside them `threshold`
-    (or `accept`: one token per forward) and `draft`, the stage of the draft model. `published` is the paper's name for
-    the line, None for lines of our own.
+    (or `accept`: one token per forward) and `draft`, the stage of the draft model; they are kept by the names that rows
+    have for them. `published` is the paper's name for the line, None for lines of our own.
     """
 
     name: str
@@ -62,6 +66,10 @@ class Line:
     # numbers these are stands in `options`, as `acceptance`.
     carried: tuple[float, ...] = ()
     compiled: bool | None = False  # its steps as graphs, or operation by operation; None = as is best on the device
+
+    def __post_init__(self) -> None:
+        options = {_IN_ROWS.get(name, name): value for name, value in self.options.items()}
+        object.__setattr__(self, "options", options)
 
     @classmethod
     def raced(cls, name: str, stage: str, method: str, **options: Any) -> Line:
@@ -86,7 +94,7 @@ class Line:
     @property
     def of_method(self) -> dict[str, Any]:
         """Those of its options that make the method: fields of `Options`."""
-        return {name: value for name, value in self.options.items() if name not in _OF_REQUESTS}
+        return renamed({name: value for name, value in self.options.items() if name not in _OF_REQUESTS})
 
     @property
     def trained(self) -> TrainedStage:
@@ -111,15 +119,15 @@ class Line:
     @property
     def typed(self) -> str:
         """As `marsbench eval` and `marsbench decode` take it."""
-        given = {"method": self.method, **self.shown}
+        given = renamed({"method": self.method, **self.shown})
         given.pop("acceptance", None)  # they have a model's own
-        names = {name: {"block_size": "window"}.get(name, name) for name in given}
-        return " ".join(f"--{names[name].replace('_', '-')} {value}" for name, value in given.items())
+        return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
 
     @property
     def keyed(self) -> dict[str, Any]:
         """What goes into the keys of races. A line that is not compiled says nothing of it, as when none was."""
-        said = {"name": self.name, "stage": self.stage, "method": self.method, "options": self.of_method}
+        options = {name: value for name, value in self.options.items() if name not in _OF_REQUESTS}
+        said = {"name": self.name, "stage": self.stage, "method": self.method, "options": options}
         apart = {"threshold": self.threshold, "draft": self.options.get("draft")}
         how = {"trained_block_size": self.block_size, **({"compiled": True} if self.compiled else {})}
         return {**said, **apart, **how, **({"carried": self.carried} if self.carried else {})}
@@ -128,3 +136,11 @@ class Line:
 def checkpoints_of(lines: Iterable[Line]) -> list[TrainedStage]:
     """What some lines decode with, each once."""
     return list(dict.fromkeys(needed for line in lines for needed in line.needs))
+
+
+def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by their names of today; `UserError` where one is given by two names."""
+    for earlier, name in EARLIER.items():
+        if earlier in given and name in given:
+            raise UserError(f"{earlier} and {name} are two names of one option", fix=f"give {name} alone")
+    return {EARLIER.get(name, name): value for name, value in given.items()}

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from inspect import Parameter, Signature, signature
-from itertools import chain
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -34,7 +33,8 @@ from marsbench.decoding.generation import PREFILL_POSITIONS, Request, seed_of
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError, integer
 from marsbench.forward.adapter import Adapted
-from marsbench.methods import METHODS, OPTIONS, Options, build_method, check_how
+from marsbench.line import EARLIER, renamed
+from marsbench.methods import METHODS, OPTIONS, Decoding, build_method
 from marsbench.methods.fitting import remark_on_rounding
 from marsbench.progress import Reporter
 from marsbench.training.adapter_files import read_adapter
@@ -45,11 +45,7 @@ from marsbench.training.medusa import MedusaHeads
 def _signed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Have a signature name every option of methods: what it does not name, transformers keeps to itself."""
     own = list(signature(function).parameters.values())
-    named = [
-        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
-        for field in fields(Options)
-        if field.name in OPTIONS
-    ]
+    named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in (*OPTIONS, *EARLIER)]
     function.__signature__ = Signature([*own[:-1], *named, own[-1]])  # type: ignore[attr-defined]
     return function
 
@@ -97,7 +93,7 @@ def generate(
         adapter: folder of a gated adapter that was trained on this model; its own tokenizer knows the mask. Whether the
             weights in memory are still those it was trained on is not looked at. Not together with `compiled`.
         token_streamer: any streamer of transformers, for a single prompt. transformers keeps `streamer` to itself.
-        others: the method's options, as `marsbench decode --help` explains them, such as `block_size`, `layout` or
+        others: the method's options, as `marsbench decode --help` explains them, such as `window`, `layout` or
             `draft_length`; and what transformers passes along, of which `attention_mask` is used.
 
     Returns:
@@ -110,21 +106,21 @@ def generate(
     if config is None:
         raise UserError("there is no generation configuration", fix="call model.generate(custom_generate=...)")
     rules = [*logits_processor, *stopping_criteria]
-    strange = _of_rules(rules), _of_configuration(config), _of_inputs(input_ids, others), _of_model(model)
-    _check_call(config, ", ".join(chain(*strange)), draft, compiled, adapter)
-    heads = None
-    if method in METHODS and "heads" in METHODS[method].needs:
-        heads = MedusaHeads.load(Path(str(model.name_or_path)), dtype=model.dtype, device=model.device)
-    options = Options(
+    strange = [type(rule).__name__ for rule in rules if not isinstance(rule, _KNOWN)]
+    strange += [*_of_configuration(config), *_of_inputs(input_ids, others), *_of_model(model)]
+    options = Decoding(
+        method=method, threshold=threshold, prefill_positions=prefill_positions, compiled=compiled, draft=draft,
         mask_id=_tokenizer_mask(str(adapter or model.name_or_path or "")) if mask_id is None else mask_id,
-        draft=draft,
-        **{name: others[name] for name in OPTIONS if name in others},
-    )
-    check_how(method, options, threshold=threshold)
-    with_heads = replace(options, heads=heads)
+        **renamed({name: others[name] for name in (*OPTIONS, *EARLIER) if others.get(name) is not None}),
+    ).check()  # fmt: skip
+    _check_call(config, ", ".join(strange), draft, compiled, adapter)
+    heads = None
+    if "heads" in METHODS[method].needs:
+        heads = MedusaHeads.load(Path(str(model.name_or_path)), dtype=model.dtype, device=model.device)
     compiled = adapter is None and wants_graphs(model, compiled)
-    make = partial(build_method, method, with_heads)
-    chosen = _kept(model, "method", (method, options), make) if compiled else make()  # heads belong to the model
+    make = partial(build_method, method, replace(options, heads=heads))
+    kept = replace(options, threshold=None, prefill_positions=PREFILL_POSITIONS)  # no step depends on these
+    chosen = _kept(model, "method", kept, make) if compiled else make()  # heads belong to the model
     running: Any = model
     if adapter is not None:
         folder = Path(adapter)
@@ -209,11 +205,6 @@ _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.AS
 _HOW_TO_RUN = ("use_cache", "logits_to_keep")  # of what transformers passes along: no token depends on it
 
 
-def _of_rules(rules: Iterable[Any]) -> Iterator[str]:
-    """Logits processors and stopping criteria that would be left out."""
-    return (type(rule).__name__ for rule in rules if not isinstance(rule, _KNOWN))
-
-
 def _of_configuration(config: GenerationConfig) -> Iterator[str]:
     """What a configuration asks for that would be left out."""
     if (mode := config.get_generation_mode()) not in _MODES:
@@ -235,7 +226,7 @@ def _of_inputs(input_ids: Tensor, others: dict[str, Any]) -> Iterator[str]:
         yield "position_ids"
     if cache is not None and cache.get_seq_length():
         yield "past_key_values"
-    known = {"attention_mask", "position_ids", "past_key_values", *_HOW_TO_RUN, *OPTIONS}
+    known = {"attention_mask", "position_ids", "past_key_values", *_HOW_TO_RUN, *OPTIONS, *EARLIER}
     yield from (name for name, given in others.items() if name not in known and given is not None)
 
 
@@ -261,8 +252,6 @@ def _check_call(config: GenerationConfig, strange: str, draft: Any, compiled: An
          "custom_generate out"),
         (draft is not None and not hasattr(draft, "get_decoder"), "the draft is no model",
          "pass AutoModelForCausalLM.from_pretrained(...)"),
-        (not isinstance(compiled, bool | None), f"compiled={compiled!r} is neither True nor False",
-         "give one of the two"),
         (compiled and adapter is not None, "graphs are kept with a model, not with an adapter",
          "leave compiled or adapter out"),
     ]  # fmt: skip

@@ -33,7 +33,7 @@ RANK = 3
 DRAFTING = {
     "groups": ("mars-verified", {}),
     "linear": ("mars-verified", {"layout": "linear"}),
-    "wide": ("mars-verified", {"block_size": 5}),
+    "wide": ("mars-verified", {"window": 5}),
     "lookup": ("mars-lookup", {}),
     "two forwards": ("uno", {}),
     "mars, one token": ("mars", {}),
@@ -74,7 +74,7 @@ def model() -> PreTrainedModel:
 
 def run(model: Any, method: str, kind: KindOfBatch | None = None, **options: Any) -> list[Generation]:
     """All prompts in one batch, of mixed lengths."""
-    chosen = build_method(method, Options(**({"mask_id": MASK, "block_size": 3} | options)))
+    chosen = build_method(method, Options(**({"mask_id": MASK, "window": 3} | options)))
     return decode(model, chosen, [Request(one, NEW) for one in prompts()], eos_id=EOS, pad_id=PAD, kind=kind)
 
 
@@ -212,7 +212,7 @@ def test_batches_of_several_adapters_take_turns(model: PreTrainedModel, monkeypa
     """Guards against weights copied or packed once for each adapter, and a batch that goes on with another's masks."""
     monkeypatch.setattr(linear_module, "COPIES", WeakValueDictionary())  # without other tests' models
     several = [Adapted(model, noisy(model, size)) for size in (0.1, 0.3, 0.6)]
-    method, found = build_method("mars", Options(mask_id=MASK, block_size=3)), []
+    method, found = build_method("mars", Options(mask_id=MASK, window=3)), []
 
     def batch(one: Any) -> Batch:
         done: dict[int, Generation] = {}

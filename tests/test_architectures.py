@@ -111,7 +111,7 @@ def prompts() -> list[list[int]]:
 
 def run(model: hf.PreTrainedModel, method: str, **options: Any) -> list[Generation]:
     """All prompts in one batch."""
-    chosen = build_method(method, Options(mask_id=MASK, block_size=3, **options))
+    chosen = build_method(method, Options(mask_id=MASK, window=3, **options))
     requests = [Request(prompt, NEW) for prompt in prompts()]
     return decode(model, chosen, requests, eos_id=EOS, pad_id=PAD)
 

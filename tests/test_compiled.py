@@ -142,7 +142,7 @@ def test_generate_keeps_what_it_has_compiled(
         counts.append(len(made))
     assert counts[0] == 0 < counts[1] == counts[2]
     assert all(torch.equal(one, found[0]) for one in found)
-    with pytest.raises(UserError, match="neither True nor False"):
+    with pytest.raises(UserError, match="neither true nor false"):
         call(**prompt, max_new_tokens=9, custom_generate=marsbench.generate, compiled="no", **options)
 
 

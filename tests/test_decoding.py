@@ -21,6 +21,7 @@ from marsbench.decoding.generation import Generation, Meter, Request
 from marsbench.decoding.sampling import choose
 from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapted
+from marsbench.line import renamed
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.methods.mars_verified import _likeliest
 from marsbench.methods.medusa import tree_paths
@@ -90,7 +91,7 @@ def test_golden_decodings(
         batch_size=batch_size,
         limit=golden["max_new_tokens"],
         threshold=recorded.get("threshold"),
-        **{name: recorded[name] for name in ("block_size", "metric", "cache_block") if name in recorded},
+        **renamed({name: recorded[name] for name in ("block_size", "metric", "cache_block") if name in recorded}),
     )
     for generation, row in zip(generations, recorded["rows"], strict=False):
         assert generation.tokens == row["tokens"]
@@ -154,7 +155,7 @@ def random_models() -> Models:
 PROMPTS = st.lists(st.lists(st.integers(4, 23), min_size=1, max_size=14), min_size=1, max_size=6)
 OPTIONS = st.fixed_dictionaries(
     {
-        "block_size": st.integers(1, 6),
+        "window": st.integers(1, 6),
         "cache_block": st.integers(1, 7),
         "layout": st.sampled_from(["groups", "linear"]),
         "draft_length": st.integers(1, 5),
@@ -230,13 +231,13 @@ def test_half_precision_runs(method: str, golden: dict[str, Any], golden_models:
 @settings(max_examples=25, deadline=None)
 @given(
     prompts=PROMPTS,
-    block_size=st.integers(1, 6),
+    window=st.integers(1, 6),
     threshold=st.sampled_from([None, 0.0, 0.3, 0.8]),
     appended_masks=st.sampled_from([None, 5, 15]),
 )
 def test_mars_without_cache_equals_mars(
     prompts: list[list[int]],
-    block_size: int,
+    window: int,
     threshold: float | None,
     appended_masks: int | None,
     random_models: Models,
@@ -244,7 +245,7 @@ def test_mars_without_cache_equals_mars(
     """Guards against stale cache entries, masks of an earlier step that a later one can see, and against masks behind
     the window that change a token.
     """
-    options: dict[str, Any] = {"limit": 15, "threshold": threshold, "block_size": block_size}
+    options: dict[str, Any] = {"limit": 15, "threshold": threshold, "window": window}
     model = random_models["qwen2"]
     without = run(model, "mars-no-cache", prompts, **options, appended_masks=appended_masks)
     assert run(model, "mars", prompts, **options) == without
@@ -272,7 +273,7 @@ def test_a_forward_of_few_entries_reads_the_lm_head_once(
     """Guards against drafts and masks read one after the other: a large LM head costs as much for one as for nine."""
     model, calls = random_models["llama"], []
     handle = model.lm_head.register_forward_hook(lambda *_: calls.append(1))
-    method = build_method("mars-verified", Options(mask_id=MASK, block_size=3, layout=layout))
+    method = build_method("mars-verified", Options(mask_id=MASK, window=3, layout=layout))
     batch = Batch(model, method, eos_id=[], pad_id=PAD, on_finished=lambda *_: None)
     batch.join({row: Request([5, 6, 7], 20, ignore_eos=True) for row in range(rows)})
     calls.clear()
@@ -352,7 +353,7 @@ def test_block_diffusion_by_whole_forwards(
         best = max(places, key=lambda place: float(said[place].values))
         tokens[best] = int(said[best].indices)
     expected = tokens[len(prompt) :]
-    (found,) = run(model, "block-diffusion", [prompt], limit=limit, block_size=block, shifted=shifted)
+    (found,) = run(model, "block-diffusion", [prompt], limit=limit, window=block, shifted=shifted)
     assert found.tokens == expected[: expected.index(EOS) if EOS in expected else limit]
 
 
@@ -535,7 +536,7 @@ INF, NAN = float("inf"), float("nan")
 THRESHOLDS = [(1.5, "probability"), (-0.1, "margin"), (-1.0, "entropy"), (0.5, "hope"), (NAN, "probability")]
 THRESHOLDS += [(INF, metric) for metric in ("entropy", "probability", "margin")]
 OPTIONS_OUT_OF_RANGE: list[dict[str, Any]] = [
-    {"block_size": 0}, {"cache_block": 0}, {"draft_length": 0}, {"tree_width": 0}, {"layout": "spiral"},
+    {"window": 0}, {"cache_block": 0}, {"draft_length": 0}, {"tree_width": 0}, {"layout": "spiral"},
     {"draft_method": "hope"}, {"metric": "hope"},
 ]  # fmt: skip
 REQUESTS = [

@@ -69,7 +69,7 @@ def run(
     model: Any, method: str, kind: KindOfBatch | None = None, *, request: dict[str, Any] | None = None, **options: Any
 ) -> list[Generation]:
     """All prompts in one batch, of mixed lengths."""
-    chosen = build_method(method, Options(**({"mask_id": MASK, "block_size": 4, "head_top": VOCABULARY} | options)))
+    chosen = build_method(method, Options(**({"mask_id": MASK, "window": 4, "head_top": VOCABULARY} | options)))
     asked = [Request(one, NEW, **(request or {})) for one in prompts()]
     return decode(model, chosen, asked, eos_id=EOS, pad_id=PAD, kind=kind)
 
@@ -146,7 +146,7 @@ def test_a_step_reads_one_packed_tensor(kind: str) -> None:
 def test_truly_compiled_steps_say_what_the_model_says(layout: Layout, kind: str) -> None:
     """Guards against fused operations that change logits before they are read."""
     alone, graphs = llama(0), Graphs()
-    adapted, verified = with_noise(alone, kind), Options(mask_id=MASK, block_size=3, layout=layout)
+    adapted, verified = with_noise(alone, kind), Options(mask_id=MASK, window=3, layout=layout)
     compiled, plain = (
         in_flight(one, build_method(name, verified), shapes)
         for one, name, shapes in ((adapted, "mars-verified", graphs), (alone, "ar", None))
@@ -241,9 +241,9 @@ def test_mixed_rows_heed_it_too(kind: str, model: PreTrainedModel) -> None:
         Request(every[2], NEW, threshold=0.2, window=3, verified=True),
     ]
     found = decode(adapted, mixed, requests, eos_id=EOS, pad_id=PAD)
-    ways = [("mars", {}), ("ar", {}), ("mars-verified", {"layout": "linear", "block_size": 3})]
+    ways = [("mars", {}), ("ar", {}), ("mars-verified", {"layout": "linear", "window": 3})]
     for (method, options), request, one in zip(ways, requests, found, strict=True):
-        chosen = build_method(method, Options(**({"mask_id": MASK, "block_size": 4, "head_top": VOCABULARY} | options)))
+        chosen = build_method(method, Options(**({"mask_id": MASK, "window": 4, "head_top": VOCABULARY} | options)))
         threshold = None if method == "ar" else request.threshold
         alone = replace(request, threshold=threshold)
         assert decode(adapted, chosen, [alone], eos_id=EOS, pad_id=PAD) == [one]

@@ -14,9 +14,10 @@ from test_serving_page import contrast, luminance
 from typer.main import get_command
 
 from marsbench.cli import app
-from marsbench.commands.decoder import Decoding
+from marsbench.commands.decoder import check_for
 from marsbench.findings.collection import Collection
 from marsbench.findings.sweep import SweepCells, speed_ratio, speed_up
+from marsbench.methods import Decoding
 from marsbench.overview.explore import page_of
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.rows.kinds import GenerationRow, Row, SweepRow
@@ -138,7 +139,7 @@ def test_commands_decode_like_their_rows(text: str, sweep: SweepCells) -> None:
             assert program == "marsbench" and {key: given[key] for key in expected} == expected
             assert given.get("stage", row.stage) == row.stage and given["dtype"] == row.dtype
             draft, stage = given["draft"], given.get("stage")
-            Decoding(row.method, threshold=given["threshold"], draft=draft).check(stage=stage)
+            check_for(Decoding(method=row.method, threshold=given["threshold"], draft=draft), stage)
 
 
 def test_answers_are_those_of_the_first_seed() -> None:

@@ -29,7 +29,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from transformers import LlamaForCausalLM
 
 from marsbench import generate
-from marsbench.commands.decoder import Decoding
 from marsbench.commands.shared import Start
 from marsbench.compiled import graphs as graphs_module
 from marsbench.compiled.graphs import Graphs, Run, kind_of_batch, why_not
@@ -38,7 +37,7 @@ from marsbench.decoding.generation import Request
 from marsbench.evaluation.lm_eval_model import MarsbenchLM
 from marsbench.forward import decoder, window
 from marsbench.forward.masks import additive_mask, lowest_of
-from marsbench.methods import Options, build_method
+from marsbench.methods import Decoding, Options, build_method
 from marsbench.running import run as running
 from marsbench.serving.settings import Settings
 from marsbench.training import visibility
@@ -332,7 +331,7 @@ def test_steps_are_recorded_where_nobody_says_otherwise(given: dict[str, Any]) -
     model, method, outside = llama(0), method_of("mars", given), build_method("hf-generate", Options())
     assert kind_of_batch(model, method)[0] is not Batch and kind_of_batch(model, method, False) == (Batch, "")
     assert kind_of_batch(model, outside) == (Batch, "") and "loop of its own" in kind_of_batch(model, outside, True)[1]
-    said = [Decoding("ar").compiled, Start().compiled, Settings("").compile]
+    said = [Decoding().compiled, Start().compiled, Settings("").compile]
     said += [signature(one).parameters["compiled"].default for one in (running.Run, MarsbenchLM, generate)]
     assert said == [None] * 6
 

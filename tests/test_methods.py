@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -17,10 +18,9 @@ from marsbench.errors import UserError
 from marsbench.methods import (
     METHODS,
     OPTIONS,
+    Decoding,
     Options,
     build_method,
-    check_options,
-    check_threshold,
     explained,
     method_class,
 )
@@ -36,7 +36,8 @@ def test_thresholds_are_refused_as_decoding_would(name: str, threshold: float) -
         options: Any = {"metric": metric}
         method = build_method(name, Options(**(vars(EVERYTHING) | options)))
         said = []
-        for check in (lambda: method.bar(threshold), lambda: check_threshold(name, threshold, metric)):  # noqa: B023
+        asked = Decoding(method=name, threshold=threshold, **options)
+        for check in (partial(method.bar, threshold), asked.check):
             try:
                 check()
             except UserError as error:
@@ -67,14 +68,13 @@ def test_generate_names_every_option() -> None:
     """Guards against an option that transformers keeps to itself because the signature does not name it."""
     defaults = {name: one.default for name, one in signature(generate).parameters.items()}
     assert OPTIONS.keys() <= defaults.keys()
-    assert all(defaults[name] == getattr(Options(), name) for name in OPTIONS)
 
 
 def depends_on(name: str, option: str) -> bool:
     """Whether a method comes out otherwise for another value of an option."""
     another = {"metric": "margin", "layout": "linear", "draft_method": "mars", "draft_threshold": 0.5}
     another |= {"quantised": "q8_0", "lookup_bar": 0.5}
-    by_mars = {"draft_method": "mars"} if option in ("block_size", "draft_threshold") else {}
+    by_mars = {"draft_method": "mars"} if option in ("window", "draft_threshold") else {}
     made = []
     for given in ({}, {option: another.get(option, 7)}):
         made.append(build_method(name, replace(EVERYTHING, **{**by_mars, **given})))
@@ -91,7 +91,7 @@ def test_a_user_is_told_of_every_option() -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("block_size", True),
+        ("window", True),
         ("cache_block", "4"),
         ("tree_width", 1.0),
         ("appended_masks", "7"),
@@ -103,7 +103,7 @@ def test_a_user_is_told_of_every_option() -> None:
 def test_wrong_options_are_named(option: str, value: Any) -> None:
     """Guards against a TypeError from the depths of the loop, and a message that does not say which option."""
     with pytest.raises(UserError, match=option.replace("_", " ")):
-        check_options("mars", Options(**{option: value}))
+        Decoding(**{option: value}).check()
 
 
 @pytest.mark.parametrize("name", [name for name, info in METHODS.items() if info.needs_masks])

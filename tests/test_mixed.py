@@ -34,7 +34,7 @@ def alone(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> 
     found = {}
     for way in WAYS:
         name, tau, window = way
-        method = build_method(name, Options(mask_id=MASK, block_size=window, layout="linear"))
+        method = build_method(name, Options(mask_id=MASK, window=window, layout="linear"))
         requests = [Request(prompt, LIMIT, tau) for prompt in golden["prompts"]]
         every = decode(golden_models["mars"], method, requests, eos_id=EOS, pad_id=PAD)
         found |= {(number, way): generation for number, generation in enumerate(every)}

@@ -143,7 +143,7 @@ def verified_as_ar(head_size: int) -> None:
         for batch_size in (1, 4):
             assert tokens(model, "ar", batch_size) == expected
             for layout in ("groups", "linear"):
-                assert tokens(model, "mars-verified", batch_size, block_size=4, layout=layout) == expected
+                assert tokens(model, "mars-verified", batch_size, window=4, layout=layout) == expected
 
 
 def slower_than_torch() -> list[str]:

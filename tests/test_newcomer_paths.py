@@ -55,7 +55,7 @@ class Stutter(Method):
         rows.drafted = room_for_drafts(rows, accepted).clamp(max=self.times)
         return accepted
 '''
-OPTION = """    times: Annotated[int, Option("How often the last token is drafted.", least=1)] = 2
+OPTION = """    times: int | None = option("How often the last token is drafted.", usual=2, least=1)
 
 """
 ENTRY = """    "stutter": MethodInfo("stutter:Stutter", "drafts what was said", "`ar`", ("times",), lossless=True),
@@ -194,7 +194,7 @@ def follow(copy: Path) -> None:
     """What CONTRIBUTING says, for a method, a mini benchmark, a page and a server metric."""
     package = copy / "marsbench"
     (package / "methods" / "stutter.py").write_text(METHOD.lstrip(), encoding="utf-8")
-    insert(package / "methods" / "__init__.py", "    @property\n    def window", OPTION)
+    insert(package / "methods" / "__init__.py", "    quantised: Literal", OPTION)
     insert(package / "methods" / "__init__.py", '    "hf-generate": MethodInfo(', ENTRY)
     (package / "world" / "parity.py").write_text(GENERATOR.lstrip(), encoding="utf-8")
     (copy / "tasks" / "mini_parity").mkdir()

@@ -192,7 +192,7 @@ def test_the_decode_loops_tokens_are_the_references(
     model, (metric, threshold), rng = random_model(seed), bar, torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, 12, (5,), generator=rng).tolist()
     prompts = [torch.randint(4, VOCABULARY, (size,), generator=rng).tolist() for size in sizes]
-    options = Options(mask_id=MASK, block_size=block_size, metric=metric)
+    options = Options(mask_id=MASK, window=block_size, metric=metric)
     requests = [Request(prompt, 24, threshold) for prompt in prompts]
     found = decode(model, build_method(method, options), requests, eos_id=EOS, pad_id=PAD, batch_size=3)
     same(by_reference(method, model, prompts, block_size, 24, threshold=threshold, metric=metric), found, prompts)
@@ -205,7 +205,7 @@ def test_a_trained_model_answers_the_same(
 ) -> None:
     """Guards against what random weights never do: several tokens in most forwards, and answers that end with EOS."""
     model, prompts = golden_models["mars"], golden["prompts"][:6]
-    options = Options(mask_id=MASK, block_size=block_size)
+    options = Options(mask_id=MASK, window=block_size)
     requests = [Request(prompt, 96, bar) for prompt in prompts]
     found = decode(model, build_method(method, options), requests, eos_id=EOS, pad_id=PAD, batch_size=4)
     answers = by_reference(method, model, prompts, block_size, 96, threshold=bar)

@@ -67,7 +67,7 @@ def small(checkpoint: Path) -> Iterator[Running]:
 
 def decoded(loaded: Loaded, ids: list[int], method: str, tau: float | None, window: int, limit: int) -> list[int]:
     """The tokens that `marsbench decode` gives."""
-    chosen = build_method(method, Options(mask_id=loaded.mask_id, block_size=window))
+    chosen = build_method(method, Options(mask_id=loaded.mask_id, window=window))
     eos, pad = loaded.tokenizer.eos_token_id, loaded.tokenizer.pad_token_id
     (found,) = decode(loaded.model, chosen, [Request(ids, limit, tau)], eos_id=eos, pad_id=pad)
     return found.tokens

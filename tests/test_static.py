@@ -29,17 +29,17 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mars": ("mars", {}),
     "mars-verified, groups": ("mars-verified", {}),
     "mars-verified, two groups": ("mars-verified", {"groups": 2}),
-    "mars-verified, linear": ("mars-verified", {"layout": "linear", "block_size": 3}),
-    "uno": ("uno", {"block_size": 3}),
+    "mars-verified, linear": ("mars-verified", {"layout": "linear", "window": 3}),
+    "uno": ("uno", {"window": 3}),
     "speculative": ("speculative", {"draft_length": 3}),
     "mars-speculative": ("mars-speculative", {"draft_length": 2}),
     "medusa, chain": ("medusa", {}),
     "medusa, tree": ("medusa", {"tree_width": 3}),
     "jacobi": ("jacobi", {}),
     "prompt-lookup": ("prompt-lookup", {}),
-    "mars-lookup, groups": ("mars-lookup", {"block_size": 3, "draft_length": 2}),
-    "mars-lookup with a bar": ("mars-lookup", {"block_size": 3, "draft_length": 2, "lookup_bar": 0.5}),
-    "mars-lookup, linear": ("mars-lookup", {"layout": "linear", "block_size": 3, "draft_length": 2}),
+    "mars-lookup, groups": ("mars-lookup", {"window": 3, "draft_length": 2}),
+    "mars-lookup with a bar": ("mars-lookup", {"window": 3, "draft_length": 2, "lookup_bar": 0.5}),
+    "mars-lookup, linear": ("mars-lookup", {"layout": "linear", "window": 3, "draft_length": 2}),
 }
 
 

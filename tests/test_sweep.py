@@ -416,16 +416,16 @@ BAD_CONTENDERS: list[tuple[dict[str, Any], str]] = [
     ({"stage": ""}, "unknown stage ''"),
     ({"speed": 9}, "speed: Extra"),
     ({"tree_width": 3}, "'mars' has no tree width"),
-    ({"block_size": 2**31, "acceptance": {"mean": 1.5}}, "block size 2147483648 is out of range"),
+    ({"block_size": 2**31, "acceptance": {"mean": 1.5}}, "window 2147483648 is out of range"),
     ({"threshold": 10**400}, "threshold"),
-    ({"method": "ar", "threshold": 0.9}, "cannot take threshold"),
+    ({"method": "ar", "threshold": 0.9}, "takes no threshold"),
     ({"threshold": []}, "the list of threshold is empty"),
     ({"threshold": [0.9, "often"]}, "threshold: "),
     ({"threshold": True}, "threshold: "),
     ({"threshold": float("nan")}, "threshold"),
     ({"threshold": 1.5}, "threshold"),
-    ({"block_size": 0}, "block size 0"),
-    ({"block_size": [4, "five"]}, "block size 'five'"),
+    ({"block_size": 0}, "window 0"),
+    ({"block_size": [4, "five"]}, "window 'five'"),
     ({"name": 5}, "name: "),
     ({"compiled": "yes"}, "compiled: "),
     ({"trained_block_size": -4}, "trained_block_size: "),
@@ -495,10 +495,8 @@ def test_the_law_prefers_narrow_windows_for_large_batches() -> None:
     assert fastest(LAW, {"narrow": narrow, "wide": wide}, 8) == "narrow"
 
 
-def test_where_a_step_takes_twice_as_long() -> None:
-    """Guards against a knee that is read off the wrong segment."""
-    assert LAW.positions_at(2.0) == pytest.approx(16)
-    assert LAW.positions_at(9.0) is None
+def test_a_step_beyond_the_last_measured_takes_time_in_proportion() -> None:
+    """Guards against large batches that cost no more than the largest measured one."""
     assert LAW.seconds_at(128) == pytest.approx(16)
 
 

@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
-from marsbench.commands.decoder import ROWS, BatchSize, Decoding, decodes
+from marsbench.commands import decoder
+from marsbench.commands.decoder import BatchSize, decodes
 from marsbench.commands.shared import Adapter, Start, load_named, starts, use_packing
 from marsbench.errors import UserError, told_to_user
 from marsbench.files import check_can_be_written
+from marsbench.methods import Decoding, explained
 
 
 @decodes()
@@ -33,23 +35,25 @@ def show(
     with told_to_user("the question is not UTF-8", UnicodeEncodeError, where="command line", fix="type it in UTF-8"):
         (prompt or "").encode()
     names = method or ["ar", "mars"]
-    ways = [replace(decoding, threshold=threshold).by(name).at(start.block_size) for name in names]
+    typed = replace(decoding, threshold=threshold)
+    ways = [decoder.at(typed.by(name), start.block_size) for name in names]
     for way in ways:
-        way.check(stage=start.trained_stage)
+        decoder.check_for(way, start.trained_stage)
     decoding.check_heard(*names)
     run = start.run()
     use_packing(decoding.pack)
     from rich.console import Console
 
+    from marsbench.answering import Answering
     from marsbench.show import answer, check_image, draw, sample_question, shaded, shown
 
     if image:
         check_image(image)
     question, found = sample_question() if prompt is None else prompt, []
-    draft = decoding.load_draft(run.reporter)
+    draft = decoder.load_draft(decoding, run.reporter)
     loaded = start.loaded(run, decoding.dtype)
     for way in ways:
-        generation = answer(way.answering(loaded, draft, run.reporter), question, max_new_tokens)
+        generation = answer(Answering.by(way, loaded, draft, run.reporter), question, max_new_tokens)
         title = way.method if way.threshold is None else f"{way.method}, tau = {way.threshold:g}"
         found.append(shown(title, generation, loaded.tokenizer))
     console = Console(soft_wrap=True)
@@ -63,22 +67,24 @@ def show(
         typer.echo(f"wrote {image}")
 
 
-@decodes(
-    window=("--block-size", "--window"),
-    which="How to decode: see `marsbench list methods`; auto: the window of drafts that pays on this machine, or ar.",
-)
+@decodes("accept", "mask_id")
 def decode(
     decoding: Decoding,
     model: Annotated[str, typer.Option(help="Checkpoint folder or hub name.")],
     prompt_ids: Annotated[Path, typer.Option(help='JSON Lines, one {"prompt_ids": [...]} a line.')],
     out: Annotated[Path, typer.Option(help="Where the continuations go, one line per prompt, in the same order.")],
-    adapter: Adapter = None,
-    accept: Annotated[
-        str | None,
+    method: Annotated[
+        str,
         typer.Option(
-            help="`one`: exactly one token per pass, for mars, mars-no-cache, mars-block-cache and block-diffusion."
+            help="How to decode: see `marsbench list methods`; auto: the window of drafts that pays on this machine, "
+            "or ar."
         ),
+    ] = "mars",
+    window: Annotated[
+        int | None,
+        typer.Option("--window", "--block-size", min=1, help=explained("window"), rich_help_panel="Options of methods"),
     ] = None,
+    adapter: Adapter = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of every continuation; an EOS counts.")] = 256,
     batch_size: BatchSize = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -88,10 +94,6 @@ def decode(
     ] = None,
     eos_id: Annotated[int | None, typer.Option(help="EOS; by default the checkpoint's.")] = None,
     pad_id: Annotated[int | None, typer.Option(help="Padding; by default the checkpoint's, else EOS.")] = None,
-    mask_id: Annotated[
-        int | None,
-        typer.Option(help="Mask token of mars methods and block-diffusion; by default the tokenizer's <|mask|>."),
-    ] = None,
 ) -> None:
     """Continue prompts given as token ids.
 
@@ -99,14 +101,10 @@ def decode(
     by each of them (an EOS counted once), what ended it, eos or length, and how many drafts were right, by how many
     there were. The file appears whole or not at all.
     """
-    if mask_id is not None:
-        decoding = replace(decoding, options={**decoding.options, "mask_id": mask_id})
-    is_auto = decoding.method == "auto"
-    if is_auto:
-        decoding = replace(decoding, method="mars-verified")
-    decoding.check(stage=None, accept=accept)
+    decoding = replace(decoding, method="mars-verified" if method == "auto" else method, window=window)
+    decoder.check_for(decoding, None)
     use_packing(decoding.pack)
-    from marsbench.answering import check_target, decode_file, read_prompts
+    from marsbench.answering import ROWS, Answering, check_target, decode_file, read_prompts
     from marsbench.decoding.generation import Request, seed_of
     from marsbench.methods.fitting import default_ids
     from marsbench.progress import Reporter
@@ -116,11 +114,11 @@ def decode(
         check_can_be_written(acceptance, "--acceptance")
     prompts, reporter = read_prompts(prompt_ids), Reporter()
     loaded = load_named(model, decoding.dtype, reporter, adapter=adapter, needs_tokenizer=False)
-    draft = decoding.load_draft(reporter, needs_tokenizer=False)
+    draft = decoder.load_draft(decoding, reporter, needs_tokenizer=False)
     eos, pad = default_ids(loaded, eos_id, pad_id)
-    if is_auto:
-        decoding = decoding.that_pays(loaded, min(batch_size or ROWS, len(prompts)), reporter)
-    answering = decoding.answering(loaded, draft, reporter, batch_size)
+    if method == "auto":
+        decoding = decoder.that_pays(decoding, loaded, min(batch_size or ROWS, len(prompts)), reporter)
+    answering = Answering.by(decoding, loaded, draft, reporter, batch_size)
     requests = [
         Request(ids, max_new_tokens, decoding.threshold, temperature=temperature, seed=seed_of(seed, number))
         for number, ids in enumerate(prompts)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marsbench.commands import shared
-from marsbench.commands.decoder import Decoding, decodes
-from marsbench.methods import METHODS, Options
+from marsbench.commands import decoder, shared
+from marsbench.commands.decoder import decodes
+from marsbench.methods import METHODS, OPTIONS, Decoding
 
 if TYPE_CHECKING:
     from marsbench.evaluation.harness import Exam
@@ -39,8 +39,8 @@ def eval_(
     """
     from marsbench.evaluation.benchmarks import benchmarks
 
-    names, typed, decoding = benchmarks(benchmark), decoding, decoding.at(start.block_size)
-    decoding.check(stage=start.trained_stage)
+    names, typed, decoding = benchmarks(benchmark), decoding, decoder.at(decoding, start.block_size)
+    decoder.check_for(decoding, start.trained_stage)
     typed.check_heard(decoding.method)
     run = start.run()
     run.scale = replace(run.scale, batch_size=batch_size or run.scale.batch_size)
@@ -61,7 +61,7 @@ def eval_(
         run.exam(name)
     found = []
     with full_disk_explained(run.workspace.runs):
-        draft, loaded, cells = decoding.load_draft(run.reporter), start.loaded(run, decoding.dtype), Cells(run)
+        draft, loaded, cells = decoder.load_draft(decoding, run.reporter), start.loaded(run, decoding.dtype), Cells(run)
         for name in names:
             row = cells.cell(Asked(line, name, None), loaded, draft)
             found.append(_as_plain(row, run.workspace.answers(row.key, run.shard)))
@@ -73,8 +73,8 @@ def eval_(
 
 def _told(decoding: Decoding) -> dict[str, Any]:
     """What the line of an evaluation says of its method: the options that it takes, and how it accepts tokens."""
-    info, options = METHODS[decoding.method], Options(**decoding.options)
-    told = {name: value for name in info.options if (value := getattr(options, name)) is not None}
+    info, given = METHODS[decoding.method], decoding.given
+    told = {name: value for name in info.options if (value := given.get(name, OPTIONS[name].usual)) is not None}
     if decoding.threshold is not None:
         return {**told, "threshold": decoding.threshold}
     return {**told, "accept": "one"} if info.takes_threshold and not info.lossless else told

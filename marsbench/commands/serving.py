@@ -5,33 +5,20 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 import typer
 
 from marsbench.commands import shared
 from marsbench.errors import UserError
 from marsbench.files import check_can_be_written
-from marsbench.methods import options_of
 from marsbench.serving.messages import MethodName
 from marsbench.serving.settings import Settings
 
 KEY_VARIABLE = "MARSBENCH_API_KEY"
 
 
-def _settings(typed: dict[str, Any]) -> Settings:
-    """What was typed of a server's settings; its defaults where nothing was."""
-    given: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in typed.items() if value is not None
-    }
-    return Settings("", **given)
-
-
-@shared.handing(
-    "settings",
-    [shared.option_of(name, option, getattr(Settings, name)) for name, option in options_of(Settings).items()],
-    _settings,
-)
+@shared.takes("settings", Settings)
 @shared.starts("whose", "stage", "scale")
 def serve(
     start: shared.Start,
@@ -48,8 +35,7 @@ def serve(
     """Put a checkpoint behind an API that OpenAI's clients speak, with MARS's speed knob live.
 
     Point any client at http://HOST:PORT/v1. Beside the usual fields a request may name its method, threshold (tau) and
-    block_size; `PUT /v1/speed` turns the default knob for everybody in flight who fixed none. docs/serving.md has the
-    rest.
+    block_size; `PUT /v1/speed` turns the default knob for all requests in flight that fixed none. See docs/serving.md.
     """
     settings = replace(settings, dtype=dtype, untrained_masks=untrained_masks)
     if dtype is not None:

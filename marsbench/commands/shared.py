@@ -1,26 +1,25 @@
 """What several commands share: their options, and the run that most of them start.
 
-    @starts("scale", "seed")
+    @takes("start", Start, ["scale", "seed"])
     def ask(question: str, start: Start) -> None: ...
 
-gives `ask` those options of `Start` beside its own, and hands over in `start` what was typed.
+gives `ask` those options of `Start` beside its own, and `start` has what was typed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from copy import copy
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marsbench.decoding.generation import DTYPES
-from marsbench.errors import UserError, unknown_name
-from marsbench.methods import Option
+from marsbench.errors import UserError
+from marsbench.methods import HOW
+from marsbench.methods.options import Option, option, options_of
 from marsbench.presets import DEFAULT_BLOCK_SIZE, DEFAULT_SCALE, preset
 
 if TYPE_CHECKING:
@@ -35,16 +34,6 @@ if TYPE_CHECKING:
 Command = Callable[..., None]
 
 AskedBenchmark = Annotated[str, typer.Option(help="What was asked: see `marsbench list benchmarks`.")]
-DataDir = Annotated[Path | None, typer.Option(envvar="MARSBENCH_DATA", help="Local copy of the benchmark data.")]
-
-Adapter = Annotated[
-    str | None,
-    typer.Option(
-        "--adapter",
-        metavar="DIR",
-        help="Gated adapter to act on the checkpoint's masks; without --checkpoint, on the one that it was trained on.",
-    ),
-]
 GridFile = Annotated[
     Path | None, typer.Option(help="YAML file of contenders and batch sizes; without it, the scale's own.")
 ]
@@ -63,9 +52,6 @@ ClusterAddress = Annotated[
 GpusPerTraining = Annotated[
     int, typer.Option(min=1, help="GPUs of one machine that each training of a real model gets, through accelerate.")
 ]
-PromptFile = Annotated[
-    Path, typer.Option(help='JSON Lines: {"prompt": "..."} or {"messages": [...]} a line, or see --column.')
-]
 OwnPromptFile = Annotated[
     Path | None,
     typer.Option(
@@ -74,26 +60,6 @@ OwnPromptFile = Annotated[
 ]
 PromptColumn = Annotated[
     str | None, typer.Option(help="Column that holds the prompts, as text or turns, such as `question`.")
-]
-Compile = Annotated[
-    bool | None,
-    typer.Option(
-        "--compile/--no-compile",
-        help="Run each step as one graph: the same tokens (in 16 bits, up to rounding), sooner. The default on CUDA, "
-        "where it is recorded, in less than a second for each shape. On a CPU it is compiled: ten seconds for each "
-        "shape (rows and lengths, in steps of up to a factor of two), kept on disk, so it pays on long runs.",
-        show_default=False,
-    ),
-]
-Pack = Annotated[
-    bool,
-    typer.Option(
-        "--pack/--no-pack",
-        help="On a CPU, copy large weights in the order in which they are read: as much memory again, and sooner.",
-    ),
-]
-UntrainedMasks = Annotated[
-    bool, typer.Option("--untrained-masks", help="Use masks even if the checkpoint never saw any.")
 ]
 
 # The options of `Start` that make a run and say what it trains on; the others say which checkpoint decodes.
@@ -107,67 +73,44 @@ OF_RUN = (
 class Start:
     """Which run a command starts, which checkpoint it decodes with, and what it trains on, as it was typed."""
 
-    scale: Annotated[str, typer.Option(help="Model, data and budgets: see `marsbench list scales`.")] = DEFAULT_SCALE
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of initial weights and training data.")] = 0
-    benchmarks: Annotated[
-        str | None, typer.Option(help="Instead of the scale's own: names, `mini` or `real`, with commas between.")
-    ] = None
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N questions of each benchmark.")] = None
-    shard: Annotated[
-        str | None,
-        typer.Option(metavar="I/N", help="Answer only the Ith of N parts; without it, their answers are put together."),
-    ] = None
-    existing: Annotated[str, typer.Option(help="What is there already: reuse it, rerun it, or fail.")] = "reuse"
-    data_dir: DataDir = None
-    train_all: Annotated[
-        bool,
-        typer.Option(
-            "--train",
-            "--from-scratch",
-            help="Train every stage, even where a published checkpoint or a shipped base exists.",
-        ),
-    ] = False
-    checkpoint: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="STAGE=FOLDER_OR_HUB_NAME: use this checkpoint for a stage (mars-b8: for B = 8); repeatable."
-        ),
-    ] = None
-    output: Annotated[Path, typer.Option(help="Folder for runs/, results/ and reports/.")] = Path(".")
-
-    whose: Annotated[
-        str | None,
-        typer.Option("--checkpoint", help="Checkpoint folder or hub name; without it, the scale's own --stage."),
-    ] = None
-    adapter: Adapter = None
-    stage: Annotated[
-        str | None,
-        typer.Option(
-            help="Stage of the scale's own checkpoint, trained if missing "
-            "[default: mars; at 135m the shipped adapter].",
-            show_default=False,
-        ),
-    ] = None
-    block_size: Annotated[int, typer.Option(min=2, help="B that the checkpoint was, or is to be, trained with.")] = (
-        DEFAULT_BLOCK_SIZE
+    scale: str = option("Model, data and budgets: see `marsbench list scales`.", DEFAULT_SCALE)
+    seed: int = option("Seed of initial weights and training data.", 0, least=0, most=2**32 - 1)
+    benchmarks: str | None = option("Instead of the scale's own: names, `mini` or `real`, with commas between.")
+    limit: int | None = option("Only the first N questions of each benchmark.", least=1)
+    shard: str | None = option(
+        "Answer only the Ith of N parts; without it, their answers are put together.", shown={"metavar": "I/N"}
     )
+    existing: str = option("What is there already: reuse it, rerun it, or fail.", "reuse")
+    data_dir: Path | None = option("Local copy of the benchmark data.", shown={"envvar": "MARSBENCH_DATA"})
+    train_all: bool = option(
+        "Train every stage, even where a published checkpoint or a shipped base exists.", False,
+        flags=("--train", "--from-scratch"),
+    )  # fmt: skip
+    checkpoint: tuple[str, ...] = option(
+        "STAGE=FOLDER_OR_HUB_NAME: use this checkpoint for a stage (mars-b8: for B = 8); repeatable.", ()
+    )
+    output: Path = option("Folder for runs/, results/ and reports/.", Path("."))
 
-    base: Annotated[
-        str | None,
-        typer.Option(help="Pretrained checkpoint to start from, folder or hub name, at a scale that has one."),
-    ] = None
-    chat_data: Annotated[
-        str | None,
-        typer.Option(help="Conversations, JSON Lines file or hub data set with `messages`, at such a scale."),
-    ] = None
-    max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of every stage, in place of the scale's budget.")
-    ] = None
-    compiled: Compile = None
+    whose: str | None = option(
+        "Checkpoint folder or hub name; without it, the scale's own --stage.", flags=("--checkpoint",)
+    )
+    adapter: str | None = option(
+        "Gated adapter to act on the checkpoint's masks; without --checkpoint, on the one that it was trained on.",
+        shown={"metavar": "DIR"},
+    )
+    stage: str | None = option(
+        "Stage of the scale's own checkpoint, trained if missing [default: mars; at 135m the shipped adapter]."
+    )
+    block_size: int = option("B that the checkpoint was, or is to be, trained with.", DEFAULT_BLOCK_SIZE, least=2)
+
+    base: str | None = option("Pretrained checkpoint to start from, folder or hub name, at a scale that has one.")
+    chat_data: str | None = option("Conversations, JSON Lines file or hub data set with `messages`, at such a scale.")
+    max_steps: int | None = option("Steps of every stage, in place of the scale's budget.", least=1)
+    compiled: bool | None = field(default=None, metadata={"option": HOW["compiled"]})
 
     @property
     def own_stage(self) -> str:
-        """The stage that a user names, or the one that decodes at this scale where nobody does."""
+        """The stage that a user names; by default the one that decodes at this scale."""
         return self.stage or preset(self.scale).stage
 
     @property
@@ -180,7 +123,7 @@ class Start:
 
     @property
     def trained_stage(self) -> str | None:
-        """The same, None where somebody's checkpoint or adapter decodes, of which nothing is known yet."""
+        """The stage that decodes, None where a checkpoint or adapter was named: nothing is known of it yet."""
         return None if self.whose or self.adapter else self.own_stage
 
     def loaded(self, run: Run, dtype: str = "float32") -> Loaded:
@@ -232,60 +175,63 @@ class Start:
         return Run(chosen, workspace, policy, seed, asked, limit, part, self.data_dir, compiled=self.compiled)
 
 
-def starts(*names: str) -> Callable[[Command], Command]:
-    """Give a command some of the options of `Start`."""
-    return handing("start", options_from(Start, names), lambda typed: Start(**typed))
+def takes(
+    word: str, of: type, names: Iterable[str] = (), options: Mapping[str, Option] | None = None,
+    panel: Callable[[str], str | None] = lambda name: None,
+) -> Callable[[Command], Command]:  # fmt: skip
+    """Give a command fields of a dataclass as options; it gets an object with what was typed as its argument `word`.
 
-
-def options_from(of: type, names: Iterable[str], panel: str | None = None) -> list[Parameter]:
-    """Fields of a dataclass that typer can take as they are."""
-    hints, found = get_type_hints(of, include_extras=True), []
-    for name in names:
-        (option,) = map(copy, hints[name].__metadata__)
-        option.rich_help_panel = panel
-        kind = Annotated[hints[name].__origin__, option]  # type: ignore[valid-type]
-        found.append(Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(of, name, None), annotation=kind))
-    return found
-
-
-def option_of(
-    name: str, known: Option, default: Any, *, flags: Sequence[str] = (), help: str = "", panel: str | None = None
-) -> Parameter:
-    """An `Option` of a dataclass as typer takes it, by default called after its field."""
-    hint: Any = list[str] if known.kind is tuple else known.kind
-    default = None if known.kind is tuple else default
-    word = name.replace("_", "-")
-    switch = f"--{word}/--no-{word}" if known.kind is bool and default is None else f"--{word}"
-    option = typer.Option(
-        *(flags or [switch]), min=known.least, max=known.most, help=help or known.help,
-        rich_help_panel=panel,
-    )  # fmt: skip
-    whole = hint | None if default is None else hint
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[whole, option])
-
-
-def handing(
-    name: str, options: Iterable[Parameter], made_of: Callable[[dict[str, Any]], Any]
-) -> Callable[[Command], Command]:
-    """Give a command more options, but for those that it has itself; what was typed is handed to it as one thing."""
+    Args:
+        word: the command's parameter.
+        of: the dataclass.
+        names: which of its options; by default all. Those that the command has itself are left out.
+        options: what is said of them, in place of what their fields say.
+        panel: where `--help` shows an option.
+    """
+    known, offered = options_of(of) if options is None else options, []
+    for name in names or known:
+        kind, default = known[name].kind, getattr(of, name)
+        if isinstance(default, tuple):
+            kind, default = list[str], None
+        annotation: Any = Annotated[kind if default is not None else kind | None, typed(name, known[name], panel(name))]
+        offered.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
 
     def decorated(command: Command) -> Command:
-        own = {
-            field.name: field for field in signature(command, eval_str=True).parameters.values() if field.name != name
-        }
-        more = [field for field in options if field.name not in own]
+        own = {each.name: each for each in signature(command, eval_str=True).parameters.values() if each.name != word}
+        more = [each for each in offered if each.name not in own]
 
         @wraps(command)
-        def typed(**given: Any) -> None:
-            others = {field.name: given.pop(field.name) for field in more}
-            command(**given, **{name: made_of(others)})
+        def called(**given: Any) -> None:
+            values = {each.name: given.pop(each.name) for each in more}
+            lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+            command(**given, **{word: of(**{name: v for name, v in (values | lists).items() if v is not None})})
 
-        parameters = [*own.values(), *more]
-        typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-        typed.__annotations__ = {field.name: field.annotation for field in parameters}
-        return typed
+        called.__signature__ = Signature([*own.values(), *more])  # type: ignore[attr-defined]
+        called.__annotations__ = {each.name: each.annotation for each in (*own.values(), *more)}
+        return called
 
     return decorated
+
+
+def typed(name: str, option: Option, panel: str | None = None) -> Any:
+    """An option as typer takes it."""
+    word = name.replace("_", "-")
+    return typer.Option(
+        *(option.flags or [f"--{word}"]), min=option.least, max=option.most, help=option.help, rich_help_panel=panel,
+        **option.shown,
+    )  # fmt: skip
+
+
+def starts(*names: str) -> Callable[[Command], Command]:
+    """Give a command some of the options of `Start`."""
+    return takes("start", Start, names)
+
+
+_OF_START = options_of(Start)
+DataDir = Annotated[Path | None, typed("data_dir", _OF_START["data_dir"])]
+Adapter = Annotated[str | None, typed("adapter", _OF_START["adapter"])]
+Pack = Annotated[bool, typed("pack", HOW["pack"])]
+UntrainedMasks = Annotated[bool, typed("untrained_masks", HOW["untrained_masks"])]
 
 
 def print_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -313,12 +259,10 @@ def load_named(checkpoint: str, dtype: str, reporter: Reporter, **how: Any) -> L
 
 
 def dtype_of(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise unknown_name("dtype", name, list(DTYPES))
+    HOW["dtype"].check("dtype", name)
     import torch
 
-    found: torch.dtype = getattr(torch, name)
-    return found
+    return getattr(torch, name)  # type: ignore[no-any-return]
 
 
 def check_cluster(cluster: str | None, **given: object) -> None:
@@ -332,9 +276,9 @@ def check_cluster(cluster: str | None, **given: object) -> None:
 
     if find_spec("ray") is None:
         raise UserError("--cluster needs Ray, which is not installed", fix="pip install 'marsbench[cluster]'")
-    for option, value in given.items():
+    for name, value in given.items():
         if value:
             raise UserError(
-                f"--{option} and --cluster do not go together",
-                fix=f"leave --{option} out: the cluster shares the work out, and makes what is missing",
+                f"--{name} and --cluster do not go together",
+                fix=f"leave --{name} out: the cluster shares the work out, and makes what is missing",
             )

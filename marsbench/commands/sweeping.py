@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from marsbench.commands import shared
-from marsbench.commands.decoder import Decoding
+from marsbench.commands.decoder import check_for
 from marsbench.errors import UserError
+from marsbench.methods import Decoding
 
 if TYPE_CHECKING:
     from marsbench.findings.sweep import Agreement
@@ -114,7 +115,7 @@ def tune(
     Times forward passes by their positions on this machine, measures how many tokens each setting accepts, predicts
     which is fastest, and races that one against AR.
     """
-    Decoding("mars").at(start.block_size).check(stage=start.trained_stage)
+    check_for(Decoding(window=start.block_size), start.trained_stage)
     run = replace(start, benchmarks=benchmarks).run()
     shared.use_packing(pack)
     from marsbench.racing.questions import per_benchmark

@@ -8,10 +8,10 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from marsbench.commands import shared
-from marsbench.commands.decoder import BatchSize, Decoding, decodes
+from marsbench.commands import decoder, shared
+from marsbench.commands.decoder import BatchSize, decodes
 from marsbench.errors import UserError, unknown_name
-from marsbench.methods import METHODS
+from marsbench.methods import METHODS, Decoding
 from marsbench.presets import HeadKind
 
 
@@ -33,12 +33,13 @@ def export(
     typer.echo(f"wrote {out}\n{for_engines.export(checkpoint, cast(for_engines.Engine, to), out)}")
 
 
-@decodes("ar", which="How to decode: a lossless one of `marsbench list methods`.")
+@decodes()
 @shared.starts("whose", "block_size", "scale", "output")
 def distill(
     start: shared.Start,
     decoding: Decoding,
     out: Annotated[Path, typer.Option(help="Where the chat data goes: JSON Lines, in the order of the prompts.")],
+    method: Annotated[str, typer.Option(help="How to decode: a lossless one of `marsbench list methods`.")] = "ar",
     prompts: shared.OwnPromptFile = None,
     self_asked: Annotated[
         int | None, typer.Option(min=1, help="Have the model ask itself so many questions, in place of --prompts.")
@@ -71,12 +72,13 @@ def distill(
     Answers are kept in OUT.answers as they come: an interrupted run goes on when the same command is given again, and
     may go on with another method or batch size, a larger --limit or more --samples. Other options want another --out.
     """
-    typed, decoding = decoding, decoding.at(start.block_size)
-    decoding.check(stage=None if start.whose else stage)
-    typed.check_heard(decoding.method)
-    if not METHODS[decoding.method].lossless:
+    typed = replace(decoding, method=method)
+    decoding = decoder.at(typed, start.block_size)
+    decoder.check_for(decoding, None if start.whose else stage)
+    typed.check_heard(method)
+    if not METHODS[method].lossless:
         lossless = ", ".join(name for name, info in METHODS.items() if info.lossless)
-        what = f"method {decoding.method!r} may write what the model itself would not"
+        what = f"method {method!r} may write what the model itself would not"
         raise UserError(what, fix=f"choose among {lossless}")
     if samples > 1 and not temperature:
         what, fix = "greedy answers to a prompt are all the same", "give a --temperature, such as 0.7"
@@ -84,7 +86,7 @@ def distill(
     if (prompts is None) == (self_asked is None):
         raise UserError("prompts come from a file or from the model", fix="give one of --prompts and --self-asked")
     shared.use_packing(decoding.pack)
-    from marsbench.answering import check_target
+    from marsbench.answering import Answering, check_target
     from marsbench.distilling.distill import Distiller, check_is_ours, read_prompts
     from marsbench.distilling.self_asked import self_asked as asked_by
     from marsbench.progress import Reporter
@@ -93,12 +95,12 @@ def distill(
     check_target(source, out)
     check_is_ours(out)
     asked, reporter = read_prompts(source, column) if prompts else [], Reporter()
-    draft = decoding.load_draft(reporter)
+    draft = decoder.load_draft(decoding, reporter)
     if start.whose:
         loaded = shared.load_named(start.whose, decoding.dtype, reporter)
     else:
         loaded = replace(start, stage=stage).loaded(start.run(), decoding.dtype)
-    answering = decoding.answering(loaded, draft, reporter, batch_size)
+    answering = Answering.by(decoding, loaded, draft, reporter, batch_size)
     if self_asked is not None:
         asked = read_prompts(asked_by(answering, self_asked, source, reporter, seed=seed))
     distiller = Distiller(

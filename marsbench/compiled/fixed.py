@@ -3,7 +3,7 @@
 The eager loop fits every step to the rows: as many positions as the fullest row needs, no row that has ended. That
 takes decisions between operations, and some 150 operations whose launch costs more than their work where a model is
 small or a device is fast. Here a step has a shape of its own, a `Shape`: so many rows, so many slots, so many pending
-tokens and drafts. Whatever a row lacks of that is filled up, and fillers are written to a slot that nobody sees; a row
+tokens and drafts. Whatever a row lacks of that is filled up, and fillers are written to a slot that no row sees; a row
 that has ended is frozen. So propose, forward, accept and commit need no number from the device, and the host reads
 one small tensor a step. Joining, leaving and changing the shape stay outside.
 """
@@ -45,7 +45,7 @@ class Shape(NamedTuple):
 
 
 class FixedCache(RaggedCache):
-    """A cache that never grows: its spare slot, which nobody sees, is the last one."""
+    """A cache that never grows: its spare slot, which no row sees, is the last one."""
 
     fixed = True
 
@@ -123,7 +123,7 @@ class Stand:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Nobody moves meanwhile: steps compute as ever, and change nothing that counts."""
+        """No row grows meanwhile: steps compute as ever, and change nothing that counts."""
         ends = self.rows.end.clone()
         self.clear()
         try:
@@ -159,11 +159,11 @@ class Steps:
     """Runs steps on stands, operation by operation."""
 
     def place(self, decoder: Decoder, method: Method, device: torch.device) -> Fixed:
-        """A place with nobody on it, for a method whose windows have a fixed shape."""
+        """An empty place, for a method whose windows have a fixed shape."""
         return Fixed(self, decoder, method)
 
     def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Fitted) -> Stand:
-        """A stand with nobody on it, for the model that `like` is of."""
+        """An empty stand, for the model that `like` is of."""
         most = method.most()
         assert most is not None, "seen to by `Fixed`"
         return Stand(shape, most, like.rows)
@@ -177,7 +177,7 @@ class Steps:
 
 
 class Fixed(Fitted):
-    """A stand, and who sits where. Where it is too small, or more than twice too large, everybody moves to another.
+    """A stand, and which request has which row. If it is too small, or more than twice too large, all move to another.
 
     Prompts are of all lengths, so they are forwarded in shapes that are fitted to them.
 
@@ -200,17 +200,16 @@ class Fixed(Fitted):
         self._step: Callable[[], Tensor] | None = None
 
     def fits(self, ahead: int) -> bool:
-        """See `Fitted`."""
         return self.stand is not None and self.stand.shape.fits(self._needed(self.seats.values(), ahead))
 
     def make_room(self) -> None:
-        """Have everybody move to a stand that fits."""
+        """Move all requests to a stand that fits."""
         if self.seats:
             self._move([*self.seats.values()], self)
 
     def step(self, decoder: Decoder, method: Method, number: int) -> Callable[[], list[New]]:
         """See `Fitted` and `static_step`."""
-        assert self._step is not None, "somebody is there"
+        assert self._step is not None, "the batch is not empty"
         read = _on_its_way(self._step())
         return lambda: told(read(), number)
 
@@ -238,7 +237,7 @@ class Fixed(Fitted):
             self._leave()
 
     def _move(self, seats: Sequence[Seat], like: Fitted) -> None:
-        """Have everybody in flight move to a stand that is large enough for `seats`."""
+        """Move all requests in flight to a stand that is large enough for `seats`."""
         stand = self._steps.stand(self._decoder, self._method, self._needed(seats, 0), like)
         if self.stand is not None:
             stand.put(range(len(self.seats)), self.rows, self.seats)
@@ -247,7 +246,7 @@ class Fixed(Fitted):
         self._step = self._steps.step_on(self._decoder, self._method, stand)
 
     def _leave(self) -> None:
-        assert self.stand is not None, "somebody was there"
+        assert self.stand is not None, "the batch was not empty"
         self._steps.left(self._decoder, self._method, self.stand)
         self.stand = self._step = self._rows = None
 

@@ -25,7 +25,7 @@ from marsbench.forward.modules import device_of
 from marsbench.forward.native import cpp_compiler
 from marsbench.forward.window import recording
 
-_SPARE_BYTES = 4 << 30  # of stands that nobody is on, kept for the graphs that were recorded of them
+_SPARE_BYTES = 4 << 30  # of empty stands, kept for the graphs that were recorded of them
 Run = Callable[[], Tensor]
 Step = Callable[[Decoder, Method, Stand], Tensor]
 
@@ -55,7 +55,7 @@ def wants_graphs(model: Any, compiled: bool | None) -> bool:
 def kind_of_batch(model: Any, method: Method | OutsideMethod, compiled: bool | None = None) -> tuple[KindOfBatch, str]:
     """What makes the batch: `Batch`, or compiled steps where they are wanted and can be had; else why they cannot.
 
-    A model's graphs are kept as long as the model is. That nobody asked for them (None) needs no reason.
+    A model's graphs are kept as long as the model is. Where they were not asked for (None), no reason is given.
     """
     if not wants_graphs(model, compiled):
         return Batch, ""
@@ -108,11 +108,11 @@ class Graphs(Steps):
         return Batch(model, method, shapes=self, **settings)
 
     def place(self, decoder: Decoder, method: Method, device: torch.device) -> Fixed:
-        """A place with nobody on it, for a method whose windows have a fixed shape."""
+        """An empty place, for a method whose windows have a fixed shape."""
         return Fixed(self, decoder, method, records=records_on(device))
 
     def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Fitted) -> Stand:
-        """A stand with nobody on it: one that was left, or a new one."""
+        """An empty stand: one that was left, or a new one."""
         _, found = self._spare.pop((decoder, method, shape, like.rows.cache.dtype), (0, None))
         return super().stand(decoder, method, shape, like) if found is None else found
 

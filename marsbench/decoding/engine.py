@@ -43,18 +43,18 @@ class Shapes(Protocol):
     """What runs steps in fixed shapes."""
 
     def place(self, decoder: Decoder, method: Method, device: torch.device) -> Fitted:
-        """A place with nobody on it, for a method whose windows have a fixed shape."""
+        """An empty place, for a method whose windows have a fixed shape."""
         ...
 
 
 class Batch:
     """Rows in flight. `join` brings requests in, `step` moves every row forward, finished rows leave by themselves.
 
-    The model is looked at when the batch is made. Until the last row has left, nobody may write to it, hang anything on
-    it, or take anything off: what changes counts for the next batch.
+    The model is looked at when the batch is made. Until the last row has left, do not write to it, and add or remove no
+    hooks: what changes counts for the next batch.
 
     Callbacks come last, when all rows are in their places: they may `join` and `leave` as they like, and one that
-    raises harms nobody else.
+    raises harms no other request.
 
     A server would call `join` as requests come, `step` in between, and `turn` when a user turns the knob.
 
@@ -109,7 +109,7 @@ class Batch:
         return any(seat.index == index for seat in self._place.seats.values())
 
     def join(self, requests: Mapping[int, Request]) -> None:
-        """Bring requests in, each under an index of the caller's choice: all of them, or nobody where one fails.
+        """Bring requests in, each under an index of the caller's choice: all of them, or none if one fails.
 
         Raises:
             UserError: a request that the model cannot run, or an index that is in flight already.
@@ -119,8 +119,8 @@ class Batch:
 
     @torch.inference_mode()
     def joining(self, requests: Mapping[int, Request], most: int | None = None) -> Iterator[None]:
-        """`join`, piece by piece: in between, the caller may do anything but bring others in. Nobody is in before the
-        last; who drops the iterator brings nobody in.
+        """`join`, piece by piece: in between, the caller may do anything but bring others in. None is in before the
+        last piece; a caller that drops the iterator brings none in.
 
         Args:
             requests: as for `join`.
@@ -213,7 +213,7 @@ class Batch:
 
     def _land(self) -> list[News]:
         """Take in what the first step under way has done."""
-        if not len(self):  # whoever it was for has left
+        if not len(self):  # the requests that it was for have left
             self._under_way.clear()
             return []
         number, new = self._under_way.popleft()
@@ -249,7 +249,7 @@ KindOfBatch = Callable[..., Batch]
 
 
 def tell(news: Sequence[News]) -> None:
-    """Call everybody back, in order; what a callback raises is raised when all have been called."""
+    """Make all callbacks, in order; what one of them raises is raised when all have been called."""
     failures = []
     for call in news:
         try:

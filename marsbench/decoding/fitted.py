@@ -13,7 +13,7 @@ from marsbench.forward.decoder import Decoder
 
 
 class Fitted:
-    """Rows, the seats that they belong to, and what they have cached; nothing is held where nobody is.
+    """Rows, the seats that they belong to, and what they have cached; an empty batch holds nothing.
 
     `compiled.Fixed` is the same in fixed shapes.
     """
@@ -26,8 +26,8 @@ class Fitted:
 
     @property
     def rows(self) -> Rows:
-        """The rows, where somebody is."""
-        assert self._rows is not None, "nobody is there"
+        """The rows of a batch that is not empty."""
+        assert self._rows is not None, "the batch is empty"
         return self._rows
 
     def fits(self, ahead: int) -> bool:

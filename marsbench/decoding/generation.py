@@ -13,9 +13,9 @@ from marsbench.errors import integer
 
 Metric = Literal["probability", "entropy", "margin"]
 Layout = Literal["groups", "linear"]  # where `mars-verified` puts its masks
-DTYPES = ("float32", "bfloat16", "float16")  # of weights and caches, as torch calls them
+Dtype = Literal["float32", "bfloat16", "float16"]  # of weights and caches, as torch calls them
 Finish = Literal["eos", "stop", "length", "cancelled"]
-# Positions of prompts in one forward, at most, unless somebody says otherwise. More are hardly faster. At 7B
+# Positions of prompts in one forward, at most, unless a caller says otherwise. More are hardly faster. At 7B
 # in half precision these take about 5 GiB for a prompt of 32,768 tokens, 4 of them for who sees whom, and 1 GiB for
 # prompts of 1,024.
 PREFILL_POSITIONS = 8192

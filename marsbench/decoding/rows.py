@@ -122,7 +122,7 @@ class Rows:
         """Change how some rows decode: row -> the confidence to pass, its window, whether its guesses are checked."""
         for row, (bar, window, verified) in knobs.items():
             self.bar[row], self.window[row] = bar, window
-            if not verified:  # nobody would check what is drafted
+            if not verified:  # drafts would not be checked
                 self.drafted[row] *= ~self.verified[row]
             self.verified[row] = verified
         self.measure()

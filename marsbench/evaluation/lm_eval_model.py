@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import sys
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +19,19 @@ from lm_eval.api.model import LM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import handle_arg_string, simple_parse_args_string
 
-from marsbench.answering import Answering
+from marsbench.answering import ROWS, Answering
 from marsbench.decoding.engine import context_length
-from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Request, seed_of
+from marsbench.decoding.generation import Generation, Request, seed_of
 from marsbench.errors import UserError, integer, told_to_user
 from marsbench.evaluation.answers import cut_text
 from marsbench.evaluation.harness import chat_text, cut_in_words, room_for_prompt, stops_of, without_beginning
-from marsbench.line import Line
+from marsbench.forward.linear import set_packing
 from marsbench.lm_eval_plugin import register
-from marsbench.methods import METHODS, OPTIONS, Options, check_how
+from marsbench.methods import METHODS, Decoding
 from marsbench.methods.settings import CHANGES_TOKENS, load_aloud
 from marsbench.progress import Reporter, all_processes
 
-_DEFAULT_ROWS = 16  # decoded at once where nobody says how many
 _DEFAULT_LIMIT = 256  # new tokens where a task sets no limit, as in lm-eval's own models
-_METHOD_OPTIONS = ["mask_id", *OPTIONS]
 _CUTS: dict[str, type] = {"top_k": int, "top_p": float, "min_p": float}
 # Settings that no method here has -> the values by which they do nothing.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -44,16 +40,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "use_cache": (True, False),
 }  # fmt: skip
 _LEAVE_OUT = "leave it out of the task's generation_kwargs and of --gen_kwargs"
-
-
-def _check_names(options: Iterable[str], others: Sequence[str]) -> None:
-    """Refuse an option that is neither a method's nor among the `others` that there are."""
-    known = [*others, *_METHOD_OPTIONS]
-    for name in options:
-        if name not in _METHOD_OPTIONS:
-            near = get_close_matches(name, known)
-            fix = f"did you mean {' or '.join(near)}?" if near else f"choose among {', '.join(known)}"
-            raise UserError(f"lm-eval's model marsbench has no option {name!r}", where="--model_args", fix=fix)
 
 
 def _counted(keys: Iterable[Hashable]) -> list[int]:
@@ -98,7 +84,7 @@ def _on_command_line() -> bool:
 def asks_for_rows(arguments: Sequence[str]) -> bool:
     """Whether lm-eval's command line, or the configuration file that it names, says how many rows to decode at once.
 
-    lm-eval itself does not tell: it hands a batch size of 1 on, whether somebody asked for it or not.
+    lm-eval itself does not tell: it hands a batch size of 1 on, whether a user asked for it or not.
     """
     parser = argparse.ArgumentParser(add_help=False)  # takes abbreviations, as lm-eval's does
     parser.add_argument("--batch_size", "-b")
@@ -130,51 +116,38 @@ class MarsbenchLM(LM):  # type: ignore[misc]
     def __init__(
         self,
         pretrained: str | None = None,
-        method: str = "mars",
-        threshold: float | None = None,
-        accept: str | None = None,
         adapter: str | None = None,
-        draft: str | None = None,
-        untrained_masks: bool = False,
-        dtype: str = "float32",
-        batch_size: int | str = _DEFAULT_ROWS,
+        batch_size: int | str = ROWS,
         max_batch_size: int | None = None,
-        prefill_positions: int | str = PREFILL_POSITIONS,
-        compiled: bool | str | None = None,
         device: str | None = None,
         **options: Any,
     ) -> None:
         """Load a checkpoint.
 
-        `batch_size` is of rows (`auto` is 16), `prefill_positions` of prompt tokens in one forward, at most. lm-eval
-        says `device` cuda unless told otherwise, so without CUDA, or with several processes, each takes its own.
-        `options` are fields of `marsbench.methods.Options`. `UserError` for an option that there is not or that is out
-        of range, before anything is loaded, and for a checkpoint that the method does not go with.
+        `batch_size` is of rows (`auto` is 16). lm-eval says `device` cuda unless told otherwise, so without CUDA, or
+        with several processes, each takes its own. `options` are fields of `marsbench.methods.Decoding`. `UserError`
+        for an option that there is not or that is out of range, before anything is loaded, and for a checkpoint that
+        the method does not go with.
         """
         super().__init__()
-        own = [name for name in inspect.signature(type(self)).parameters if name != "options"]
-        _check_names(options, own)
-        threshold, untrained_masks, compiled = map(_value, (threshold, untrained_masks, compiled))
-        options = {name: _value(given) for name, given in options.items()}
+        options = {name: value for name, given in options.items() if (value := _value(given)) is not None}
+        decoding = Decoding.of(options, "--model_args", ("pretrained", "adapter", "batch_size", "device"))
         if not pretrained:
             raise UserError("no checkpoint is named", fix="give --model_args pretrained=FOLDER_OR_HUB_NAME")
-        switches: dict[str, Any] = {"untrained_masks": untrained_masks, "compiled": compiled}
-        check_how(method, Options(**options), threshold=threshold, accept=accept, dtype=dtype, **switches)
-        rows = _DEFAULT_ROWS if str(batch_size).startswith("auto") else _value(batch_size)
+        method = decoding.check().method
+        rows = ROWS if str(batch_size).startswith("auto") else _value(batch_size)
         rows = integer(rows, "batch size", least=1, fix="give 1 or more, or auto")
-        positions = integer(_value(prefill_positions), "prefill positions", least=1)
+        set_packing(decoding.pack)
         self._processes = state = all_processes()
         self._rank, self._world_size = state.process_index, state.num_processes
         if state.num_processes > 1 or device is None or (device.startswith("cuda") and not torch.cuda.is_available()):
             device = state.device
         self._device = torch.device(device)
-        how: dict[str, Any] = {"dtype": getattr(torch, dtype), "device": self._device}
+        how: dict[str, Any] = {"dtype": getattr(torch, decoding.dtype), "device": self._device}
         loaded = load_aloud(str(pretrained), Reporter(), **how, adapter=adapter)
-        companion = load_aloud(draft, Reporter(), **how) if draft else None
+        companion = load_aloud(decoding.draft, Reporter(), **how) if decoding.draft else None
         rows = 1 if METHODS[method].one_row else min(rows, max_batch_size or rows)
-        line = replace(Line.raced(method, "", method, threshold=threshold, **options), **switches)
-        self._answering = Answering.of(line, loaded, companion, batch_size=rows, prefill_positions=positions)
-        Reporter().say_once(self._answering.remark)
+        self._answering = Answering.by(decoding, loaded, companion, Reporter(), rows)
         self.batch_sizes = {"rows": rows}  # lm-eval writes and prints them beside its own idea
         self._emitted = self._forwards = 0
 
@@ -190,7 +163,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         """The model that lm-eval asks for, by `--model_args` and by options of its own; the former count more."""
         given = {name: value for name, value in (additional_config or {}).items() if value is not None}
         if _on_command_line() and not asks_for_rows(sys.argv[1:]):
-            given.pop("batch_size", None)  # lm-eval's default of 1, which nobody has asked for
+            given.pop("batch_size", None)  # lm-eval's default of 1, which no user asked for
         with _explained():
             return cls(**(given | dict(arg_dict)))
 

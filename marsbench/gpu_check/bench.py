@@ -21,6 +21,7 @@ from marsbench.decoding.engine import Batch, KindOfBatch, Method, decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.forward.attention import without_cudnn_attention
+from marsbench.line import renamed
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.methods.carried import carried_over
 from marsbench.paths import PACKAGE
@@ -189,7 +190,7 @@ class Bench:
         self.say(f"{name}, {rows} at once{'' if kind is Batch else ', captured'}{', carried over' if carried else ''}")
         given = {"block_size": BLOCK_SIZE, **({"threshold": 0.0} if name == "mars" else {}), **(options or {})}
         threshold = given.pop("threshold", None)
-        method: Any = build_method(name, Options(mask_id=3, **given))
+        method: Any = build_method(name, Options(mask_id=3, **renamed(given)))
         if carried is not None:
             method = carried_over(method, draws_of(carried.rates), self.device)
         length, new = (16, self.new_tokens) if self.quick else (256, 64)

@@ -8,17 +8,18 @@ the command line, `generate`, lm-eval's arguments, grids and plans alike. All th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
-from numbers import Real
-from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal
 
 from marsbench.decoding.acceptance import bar
-from marsbench.decoding.generation import DTYPES, Layout, Metric
-from marsbench.errors import UserError, integer, unknown_name
+from marsbench.decoding.generation import PREFILL_POSITIONS, Dtype, Layout, Metric
+from marsbench.errors import UserError, unknown_name
+from marsbench.line import EARLIER, Line, renamed
+from marsbench.methods.options import option, options_of
 
 if TYPE_CHECKING:
     from marsbench.decoding.outside import OutsideMethod
@@ -33,113 +34,57 @@ NEEDS: dict[Need, str] = {
 
 
 @dataclass(frozen=True)
-class Option:
-    """What a user is told of an option and what it may be, said where the field of a dataclass is; so is its default.
-
-    threshold: Annotated[float, Option("Confidence to accept a token.", least=0, most=1)] = 0.95
-    """
-
-    help: str
-    least: float | None = None
-    most: float | None = None
-    called: str = ""  # in messages, where its name does not say enough
-    kind: Any = None  # the field's type, without None
-    choices: tuple[str, ...] = ()  # of a `Literal`
-
-
-def options_of(of: type) -> dict[str, Option]:
-    """The fields of a dataclass that are options, by name."""
-    hints = get_type_hints(of, include_extras=True)
-    return {
-        name: replace(option, **_kind(hint.__origin__))
-        for name, hint in hints.items()
-        for option in getattr(hint, "__metadata__", ())
-        if isinstance(option, Option)
-    }
-
-
-def _kind(hint: Any) -> dict[str, Any]:
-    """What values a hint allows."""
-    kinds = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
-    if get_origin(kinds[0]) is Literal:
-        return {"kind": str, "choices": get_args(kinds[0])}
-    return {"kind": get_origin(kinds[0]) or kinds[0]}
-
-
-@dataclass(frozen=True)
 class Options:
-    """Everything that a method may want to know; each takes what it needs.
+    """What a method may want to know; each takes what it needs. None = not given.
 
-    Fields without a help are of the checkpoint, not of the method: a command knows them from elsewhere.
+    Fields without a help are of the checkpoint, not of the method.
     """
 
     mask_id: int | None = None  # the id of `<|mask|>`, None for a checkpoint without one
     draft: Any = None  # the draft model
     heads: Any = None  # Medusa heads
     shifted: bool = False  # whether the token before each mask of block diffusion predicts it
-    block_size: Annotated[
-        int,
-        Option(
-            "Tokens that one forward pass settles at most: B of the training, but free for mars-verified, jacobi, and "
-            "for mars-lookup, which has its --draft-length more.",
-            least=1,
-        ),
-    ] = 4
-    metric: Annotated[
-        Metric,
-        Option(
-            "Confidence that thresholds are compared with: probability, entropy or margin.", called="confidence metric"
-        ),
-    ] = "probability"
-    layout: Annotated[Layout, Option("Where masks stand: groups (more tokens) or linear (cheaper).")] = "groups"
-    groups: Annotated[
-        int | None,
-        Option(
-            "K: groups of masks in a forward at most, behind the drafts that most likely come last; a forward whose "
-            "drafts end elsewhere drafts nothing [default: all].",
-            least=1,
-        ),
-    ] = None
-    head_top: Annotated[
-        int,
-        Option("Likeliest tokens of each mask that the draft head of an adapter chooses from.", least=2, most=2**20),
-    ] = 64
-    cache_block: Annotated[int, Option("B_cache, in tokens.", least=1)] = 4
-    appended_masks: Annotated[
-        int | None, Option("Masks behind the text, B - 1 or more; more cost time alone [default: B - 1].", least=0)
-    ] = None
-    draft_length: Annotated[
-        int, Option("K: tokens drafted per round at most; by mars-lookup, those from the text so far.", least=1)
-    ] = 4
-    ngram: Annotated[int, Option("Tokens of the longest match that is looked up in the text so far.", least=1)] = 3
-    lookup_bar: Annotated[
-        float | None,
-        Option(
-            "How often what was looked up behind masks' guesses must have held lately in the answer for more to be "
-            "[default: it always is].",
-            least=0,
-            most=1,
-        ),
-    ] = None
-    draft_method: Annotated[Literal["ar", "mars"], Option("How the draft model decodes: ar or mars.")] = "ar"
-    draft_threshold: Annotated[float, Option("Confidence that drafts by mars must pass.", least=0, most=1)] = 0.95
-    tree_width: Annotated[int, Option("Guesses of the first Medusa head; 1 is a chain.", least=1)] = 1
-    quantised: Annotated[
-        Literal["none", "q8_0", "q4_1"], Option("How llama.cpp gets the weights: as they are, q8_0 or q4_1.")
-    ] = "none"
-
-    @property
-    def window(self) -> int:
-        """What users, grids and rows call `block_size`, by its name in methods: B is of training, and of diffusion."""
-        return self.block_size
+    window: int | None = option(
+        "Tokens that one forward pass settles at most: B of the training, but free for mars-verified, jacobi, and for "
+        "mars-lookup, which has its --draft-length more.", usual=4, least=1,
+    )  # fmt: skip
+    metric: Metric | None = option(
+        "Confidence that thresholds are compared with: probability, entropy or margin.", usual="probability",
+        called="confidence metric",
+    )  # fmt: skip
+    layout: Layout | None = option("Where masks stand: groups (more tokens) or linear (cheaper).", usual="groups")
+    groups: int | None = option(
+        "K: groups of masks in a forward at most, behind the drafts that most likely come last; a forward whose drafts "
+        "end elsewhere drafts nothing [default: all].", least=1,
+    )  # fmt: skip
+    head_top: int | None = option(
+        "Likeliest tokens of each mask that the draft head of an adapter chooses from.", usual=64, least=2, most=2**20
+    )
+    cache_block: int | None = option("B_cache, in tokens.", usual=4, least=1)
+    appended_masks: int | None = option(
+        "Masks behind the text, B - 1 or more; more cost time alone [default: B - 1].", least=0
+    )
+    draft_length: int | None = option(
+        "K: tokens drafted per round at most; by mars-lookup, those from the text so far.", usual=4, least=1
+    )
+    ngram: int | None = option("Tokens of the longest match that is looked up in the text so far.", usual=3, least=1)
+    lookup_bar: float | None = option(
+        "How often what was looked up behind masks' guesses must have held lately in the answer for more to be "
+        "[default: it always is].", least=0, most=1,
+    )  # fmt: skip
+    draft_method: Literal["ar", "mars"] | None = option("How the draft model decodes: ar or mars.", usual="ar")
+    draft_threshold: float | None = option("Confidence that drafts by mars must pass.", usual=0.95, least=0, most=1)
+    tree_width: int | None = option("Guesses of the first Medusa head; 1 is a chain.", usual=1, least=1)
+    quantised: Literal["none", "q8_0", "q4_1"] | None = option(
+        "How llama.cpp gets the weights: as they are, q8_0 or q4_1.", usual="none"
+    )
 
 
 # What a user may give: all `Options` but those of the checkpoint. More tokens than that would fill memory, if they fit.
 OPTIONS = {
-    name: replace(option, most=option.most or 4096) if option.kind is int else option
-    for name, option in options_of(Options).items()
+    name: replace(known, most=known.most or 4096) if known.kind is int else known
+    for name, known in options_of(Options).items()
 }
-DEFAULTS = Options()
 
 
 @dataclass(frozen=True)
@@ -173,11 +118,11 @@ METHODS: dict[str, MethodInfo] = {
     "ar": MethodInfo("ar:Autoregressive", "one token per forward, KV cache", "greedy decoding", lossless=True),
     "mars": MethodInfo(
         "mars:Mars", "sliding window of masks, KV cache", "`ar` when one token is accepted per forward",
-        ("block_size", "metric", "head_top"), needs=("masks",),
+        ("window", "metric", "head_top"), needs=("masks",),
     ),
     "mars-no-cache": MethodInfo(
         "mars:MarsNoCache", "`mars` that recomputes the prefix in every forward", "`mars`",
-        ("block_size", "metric", "appended_masks", "head_top"), needs=("masks",), recomputes=True,
+        ("window", "metric", "appended_masks", "head_top"), needs=("masks",), recomputes=True,
     ),
     "mars-block-cache": MethodInfo(
         "mars:MarsBlockCache", "the paper's block-level cache, B_cache masks wide",
@@ -185,25 +130,25 @@ METHODS: dict[str, MethodInfo] = {
     ),
     "mars-verified": MethodInfo(
         "mars_verified:MarsVerified", "masks draft, the model's own AR logits verify, in one forward", "`ar`",
-        ("block_size", "metric", "layout", "groups", "head_top"), needs=("masks",), lossless=True,
+        ("window", "metric", "layout", "groups", "head_top"), needs=("masks",), lossless=True,
     ),
     "mars-lookup": MethodInfo(
         "mars_lookup:MarsLookup", "`mars-verified` that also drafts what followed the same n-gram", "`ar`",
-        ("block_size", "metric", "layout", "draft_length", "ngram", "lookup_bar", "head_top"), needs=("masks",),
+        ("window", "metric", "layout", "draft_length", "ngram", "lookup_bar", "head_top"), needs=("masks",),
         lossless=True,
     ),
     "uno": MethodInfo(
         "uno:Uno", "masks draft in one forward, the next one verifies (UNO, arXiv 2609.04010)", "`ar`",
-        ("block_size", "metric", "head_top"), needs=("masks",), lossless=True, forwards_per_cycle=2,
+        ("window", "metric", "head_top"), needs=("masks",), lossless=True, forwards_per_cycle=2,
     ),
     "speculative": MethodInfo(
         "speculative:Speculative", "a small model drafts, the model verifies", "`ar`",
-        ("draft_length", "draft_method", "draft_threshold", "block_size"), needs=("draft",), lossless=True,
+        ("draft_length", "draft_method", "draft_threshold", "window"), needs=("draft",), lossless=True,
     ),
     "mars-speculative": MethodInfo(
         "speculative:MarsSpeculative", "`speculative` whose verification goes on with masks",
         "`ar` without a threshold",
-        ("draft_length", "draft_method", "draft_threshold", "block_size", "metric", "head_top"),
+        ("draft_length", "draft_method", "draft_threshold", "window", "metric", "head_top"),
         needs=("masks", "draft"),
     ),
     "medusa": MethodInfo(
@@ -211,7 +156,7 @@ METHODS: dict[str, MethodInfo] = {
         needs=("heads",), lossless=True,
     ),
     "jacobi": MethodInfo(
-        "jacobi:Jacobi", "fixed-point iteration over the next tokens", "`ar`", ("block_size",), lossless=True
+        "jacobi:Jacobi", "fixed-point iteration over the next tokens", "`ar`", ("window",), lossless=True
     ),
     "prompt-lookup": MethodInfo(
         "prompt_lookup:PromptLookup", "what followed the same n-gram before is the draft", "`ar`",
@@ -219,7 +164,7 @@ METHODS: dict[str, MethodInfo] = {
     ),
     "block-diffusion": MethodInfo(
         "block_diffusion:BlockDiffusion", "fills a block in any order, bidirectional attention in it", "-",
-        ("block_size", "metric"), needs=("masks",),
+        ("window", "metric"), needs=("masks",),
     ),
     "hf-generate": MethodInfo(
         "hugging_face:HfGenerate", "transformers' own `generate`", "`ar`", lossless=True, own_loop=True
@@ -241,98 +186,120 @@ METHODS: dict[str, MethodInfo] = {
 
 def explained(name: str, default: str = "") -> str:
     """What a user is told of an option: what it is, whose, and its default, or what stands for it."""
-    whose, usual = [method for method, info in METHODS.items() if name in info.options], getattr(DEFAULTS, name)
+    whose, usual = [method for method, info in METHODS.items() if name in info.options], OPTIONS[name].usual
     shown = default or ("" if usual is None else str(usual))
     return f"{OPTIONS[name].help} For {', '.join(whose)}." + (f" [default: {shown}]" if shown else "")
 
 
-def check_options(name: str, options: Options) -> None:
-    """Refuse a method that there is not, and options that no method could work with."""
-    _check_name(name)
-    for option, known in OPTIONS.items():
-        if (value := getattr(options, option)) is not None or getattr(DEFAULTS, option) is not None:
-            _check_value(option, known, value)
-    if options.mask_id is not None:
-        _check_value("mask_id", Option("", least=0, kind=int), options.mask_id)
+@dataclass(frozen=True)
+class Decoding(Options):
+    """How to decode, as a user says it: on the command line, in lm-eval's arguments and in a call of `generate`."""
+
+    method: str = option("How to decode: see `marsbench list methods`.", "mars")
+    threshold: float | None = option(
+        "Confidence to accept a token (mars-verified, mars-lookup: to draft one), for mars methods and "
+        "block-diffusion; without it, mars takes one per forward pass."
+    )
+    accept: Literal["one"] | None = option(
+        "`one`: exactly one token per pass, for mars, mars-no-cache, mars-block-cache and block-diffusion.",
+        called="way to accept",
+    )
+    draft: Any = option("Draft model's checkpoint folder, for speculative, mars-speculative and hf-assisted.", kind=str)
+    untrained_masks: bool = option("Use masks even if the checkpoint never saw any.", False)
+    mask_id: int | None = option(
+        "Mask token of mars methods and block-diffusion; by default the tokenizer's <|mask|>.", least=0
+    )
+    dtype: Dtype = option("Of weights and caches: float32, bfloat16 or float16.", "float32")
+    prefill_positions: int = option(
+        "Prompt tokens in one forward pass at most: fewer take less memory, the answers are the same.",
+        PREFILL_POSITIONS, least=1,
+    )  # fmt: skip
+    compiled: bool | None = option(
+        "Run each step as one graph: the same tokens (in 16 bits, up to rounding), sooner. The default on CUDA, where "
+        "it is recorded, in less than a second for each shape. On a CPU it is compiled: ten seconds for each shape "
+        "(rows and lengths, in steps of up to a factor of two), kept on disk, so it pays on long runs.",
+        flags=("--compile/--no-compile",),
+    )
+    pack: bool = option(
+        "On a CPU, copy large weights in the order in which they are read: as much memory again, and sooner.", True,
+        flags=("--pack/--no-pack",),
+    )  # fmt: skip
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], where: str, others: Iterable[str] = ()) -> Decoding:
+        """What was given by name; `UserError` for a name that is neither an option nor among the `others`."""
+        known = [*others, *HOW]
+        for name in set(given) - {*HOW, *EARLIER}:
+            near = get_close_matches(name, known)
+            fix = f"did you mean {' or '.join(near)}?" if near else f"choose among {', '.join(known)}"
+            raise UserError(f"there is no option {name!r}", where=where, fix=fix)
+        return cls(**renamed(given))
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options of methods that were given."""
+        return {name: value for name in ("mask_id", *OPTIONS) if (value := getattr(self, name)) is not None}
+
+    def check(self) -> Decoding:
+        """Refuse a way to decode that could not work, before anything is loaded for it; else returns itself."""
+        if self.method not in METHODS:
+            raise unknown_name("method", self.method, list(METHODS))
+        for name, known in HOW.items():
+            if (value := getattr(self, name)) is not None:
+                known.check(name, value)
+        check_options(self)
+        if self.accept and self.threshold is not None:
+            raise UserError("--accept one and --threshold contradict each other", fix="leave one of them out")
+        if self.accept and METHODS[self.method].lossless and self.method not in ("ar", "hf-generate"):
+            raise UserError(
+                f"method {self.method!r} accepts whatever it verifies", fix="leave --accept out, or choose --method ar"
+            )
+        bar(
+            self.threshold,
+            (self.metric or "probability") if METHODS[self.method].takes_threshold else None,
+            self.method,
+        )
+        return self
+
+    def check_heard(self, *methods: str) -> None:
+        """Refuse options that none of these methods takes."""
+        for name in self.given:
+            if name in OPTIONS and not any(name in METHODS[method].options for method in methods):
+                whose = [method for method, info in METHODS.items() if name in info.options]
+                raise UserError(
+                    f"method {' or '.join(map(repr, methods))} has no {name.replace('_', ' ')}",
+                    fix=f"leave {name.replace('_', '-')} out, or choose one of: {', '.join(whose)}",
+                )
+
+    def by(self, method: str) -> Decoding:
+        """The same by another method, as far as it concerns that one."""
+        if method not in METHODS:
+            return replace(self, method=method)
+        info = METHODS[method]
+        strange: dict[str, Any] = dict.fromkeys(name for name in OPTIONS if name not in info.options)
+        return replace(self, method=method, threshold=self.threshold if info.takes_threshold else None, **strange)
+
+    @property
+    def line(self) -> Line:
+        """As a line of whatever checkpoint is loaded for it."""
+        line = Line.raced(self.method, "", self.method, threshold=self.threshold, **self.given)
+        return replace(line, untrained_masks=self.untrained_masks, compiled=self.compiled)
+
+
+# All that a user may say of decoding.
+HOW = {name: options_of(Decoding)[name] for name in Decoding.__annotations__} | OPTIONS
+
+
+def check_options(options: Options) -> None:
+    """Refuse options that no method could work with."""
+    for name, known in {**OPTIONS, "mask_id": HOW["mask_id"]}.items():
+        if (value := getattr(options, name)) is not None:
+            known.check(name, value)
     if options.groups is not None and options.layout == "linear":
         raise UserError("layout linear has one group of masks", fix="leave --groups out, or choose --layout groups")
-    needed, appended = options.block_size - 1, options.appended_masks
-    if appended is not None and appended < needed:
-        raise UserError(
-            f"{appended} appended masks are too few for block size {options.block_size}", fix=f"give {needed} or more"
-        )
-
-
-def check_heard(names: Iterable[str], methods: Sequence[str], word: Callable[[str], str] = str) -> None:
-    """Refuse options that no method here would hear of; `word` is what a user calls one."""
-    for option in names:
-        if not any(option in METHODS[method].options for method in methods):
-            whose = ", ".join(name for name, info in METHODS.items() if option in info.options)
-            what = f"method {' or '.join(map(repr, methods))} has no {word(option).replace('_', ' ')}"
-            raise UserError(what, fix=f"leave it out, or choose one of: {whose}")
-
-
-def check_how(
-    method: str, options: Options, *, threshold: Any = None, accept: str | None = None, dtype: str = "float32",
-    untrained_masks: Any = False, compiled: Any = None,
-) -> None:  # fmt: skip
-    """Refuse a way to decode that could not work, whoever asks for it, before anything is loaded for it.
-
-    A command, lm-eval's arguments and a program's call of `generate` name these alike.
-    """
-    _check_name(method)
-    if accept is not None:
-        _check_accept(method, accept, threshold)
-    check_options(method, options)
-    check_threshold(method, threshold, options.metric)
-    if dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, list(DTYPES))
-    for name, given in (("untrained_masks", untrained_masks), ("compiled", compiled)):
-        if not isinstance(given, bool) and (name, given) != ("compiled", None):
-            raise UserError(f"{name}={given!r} is neither true nor false", fix="give one of the two")
-
-
-def _check_accept(method: str, accept: str, threshold: float | None) -> None:
-    """Refuse `accept` other than "one", and "one" where it contradicts a threshold or the method."""
-    if accept != "one":
-        raise unknown_name("way to accept", accept, ["one"])
-    if threshold is not None:
-        raise UserError("--accept one and --threshold contradict each other", fix="leave one of them out")
-    if METHODS[method].lossless and method not in ("ar", "hf-generate"):
-        raise UserError(
-            f"method {method!r} accepts whatever it verifies", fix="leave --accept out, or choose --method ar"
-        )
-
-
-def check_threshold(name: str, threshold: Any, metric: Metric = "probability") -> None:
-    """Refuse a threshold that a method could not take, as decoding would, but before a model is loaded for it."""
-    _check_name(name)
-    if threshold is None:
-        return
-    _check_value("threshold", Option("", kind=float), threshold)
-    bar(threshold, metric if METHODS[name].takes_threshold else None, name)
-
-
-def _check_name(name: str) -> None:
-    if name not in METHODS:
-        raise unknown_name("method", name, list(METHODS))
-
-
-def _check_value(name: str, option: Option, value: Any) -> None:
-    """Refuse a value of another kind, or out of the option's bounds."""
-    words = option.called or name.replace("_", " ")
-    if option.kind is str:
-        if value not in option.choices:
-            raise unknown_name(words, value, list(option.choices))
-        return
-    if option.kind is int:
-        integer(value, words, least=option.least, most=option.most)
-        return
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise UserError(f"{words} {value!r} is no number", fix=f"give one, as in {name}=0.95")
-    least, most, number = option.least, option.most, cast("float", value)
-    if least is not None and most is not None and not least <= number <= most:
-        raise UserError(f"{words} {value} is out of range", fix=f"give a value from {least:g} to {most:g}")
+    window, appended = options.window or OPTIONS["window"].usual, options.appended_masks
+    if appended is not None and appended < window - 1:
+        raise UserError(f"{appended} appended masks are too few for window {window}", fix=f"give {window - 1} or more")
 
 
 def method_class(name: str) -> Any:
@@ -350,9 +317,11 @@ def check_installed(name: str) -> None:
 def build_method(name: str, options: Options) -> Method | OutsideMethod:
     """A method by name; `UserError` for an unknown one, for options out of range, and for what it needs and lacks.
 
-    A class is made of the options that its fields are called after.
+    A class is made of the options that its fields are called after; where one was not given, the class has a default.
     """
-    check_options(name, options)
+    if name not in METHODS:
+        raise unknown_name("method", name, list(METHODS))
+    check_options(options)
     info = METHODS[name]
     wants_mask = info.needs_masks or ("draft" in info.needs and options.draft_method == "mars")
     if wants_mask and options.mask_id is None:
@@ -376,5 +345,5 @@ def build_method(name: str, options: Options) -> Method | OutsideMethod:
         options = replace(options, mask_id=-1)
     chosen = method_class(name)
     taken = {field.name: getattr(options, field.name) for field in fields(chosen) if field.init}
-    made: Method | OutsideMethod = chosen(**taken)
+    made: Method | OutsideMethod = chosen(**{name: value for name, value in taken.items() if value is not None})
     return made

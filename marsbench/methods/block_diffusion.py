@@ -28,7 +28,7 @@ class BlockDiffusion(Method):
     causal_prompt = False  # attention goes both ways inside a block, in the prompt's too
 
     mask_id: int
-    block_size: int = 4
+    window: int = 4  # B
     metric: Metric = "probability"
     shifted: bool = False
 
@@ -36,22 +36,22 @@ class BlockDiffusion(Method):
         """The full blocks that are not cached yet, or the token that predicts; then the current one with its masks."""
         block_start = self._block_start(rows)
         ahead = max(int((block_start - rows.cached).amax()), int(self.shifted))
-        offset = torch.arange(ahead + self.block_size, device=block_start.device)
+        offset = torch.arange(ahead + self.window, device=block_start.device)
         position = (block_start - ahead).unsqueeze(1) + offset
         input_ids = rows.tokens.gather(1, position.clamp(0, rows.tokens.shape[1] - 1))
         input_ids = input_ids.masked_fill(self._open(rows, position), self.mask_id)
-        block = (offset - ahead).div(self.block_size, rounding_mode="floor")
+        block = (offset - ahead).div(self.window, rounding_mode="floor")
         visible = block <= block.unsqueeze(1)
-        slots = int(block_start.amax()) + self.block_size
+        slots = int(block_start.amax()) + self.window
         first = torch.minimum(rows.cached, block_start - int(self.shifted)).clamp(min=0)
         return Window(input_ids, position, block_start - ahead, slots, visible, position >= first.unsqueeze(1))
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         """The most confident masked position, and every one that passes the bar."""
         block_start = self._block_start(rows)
-        position, width = window.position[:, -self.block_size :], window.position.shape[1]
-        first = width - self.block_size - int(self.shifted)
-        logits = answer.logits(slice(first, first + self.block_size))
+        position, width = window.position[:, -self.window :], window.position.shape[1]
+        first = width - self.window - int(self.shifted)
+        logits = answer.logits(slice(first, first + self.window))
         masked = self._open(rows, position) & (position < rows.end.unsqueeze(1))
         sure = confidence(logits, self.metric).masked_fill(~masked, -torch.inf)
         best = torch.nn.functional.one_hot(sure.argmax(1), sure.shape[1]).bool()
@@ -64,7 +64,7 @@ class BlockDiffusion(Method):
 
     def _block_start(self, rows: Rows) -> Tensor:
         """Where the block of each row's next token starts, [N]."""
-        return rows.length // self.block_size * self.block_size
+        return rows.length // self.window * self.window
 
     def _open(self, rows: Rows, position: Tensor) -> Tensor:
         """Which positions hold no token yet, bool like `position`; those past the row's end never do."""

@@ -32,15 +32,12 @@ class CarriedOver(Method):
     draws: Tensor = field(compare=False)  # integer, guesses kept in step after step, on the model's device
 
     def bar(self, threshold: float | None) -> float:
-        """See `Method`."""
         return self.method.bar(threshold)
 
     def most(self) -> Most | None:
-        """See `Method`."""
         return self.method.most()
 
     def propose(self, rows: Rows) -> Window:
-        """See `Method`."""
         return self.method.propose(rows)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:

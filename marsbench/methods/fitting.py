@@ -13,6 +13,7 @@ from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapted
 from marsbench.forward.decoder import decoder_of
 from marsbench.forward.limits import check_masks, vocabulary_of
+from marsbench.line import renamed
 from marsbench.methods import METHODS, Options, build_method, check_installed
 from marsbench.training.checkpoints import Loaded
 
@@ -34,7 +35,7 @@ def fit(
     """
     draft_model = draft.model if draft else None
     given = {"mask_id": loaded.mask_id, "heads": loaded.heads, "shifted": loaded.shifted, "draft": draft_model}
-    method = build_method(name, Options(**(given | options)))
+    method = build_method(name, Options(**(given | renamed(options))))
     check_installed(name)
     check_masks(loaded.model, method)
     if METHODS[name].needs_masks and not untrained_masks:

@@ -91,7 +91,7 @@ class MarsVerified(Method):
         return accepted
 
     def read(self, rows: Rows, answer: Answer) -> Reading:
-        """What the answer to a window of `propose` says, whoever made the drafts in it.
+        """What the answer to a window of `propose` says, wherever its drafts came from.
 
         Masks are read where they have seen the right drafts and no wrong one; where none have, the next forward goes
         without their drafts.
@@ -103,7 +103,8 @@ class MarsVerified(Method):
         accepted = verify(rows, answer, None if every is None else every[:, :count])
         ends = accepted.advance - 1  # the draft that comes last
         stands = (rows.groups >> ends & 1).bool() & (ends == rows.drafted if in_line else ends <= masks)
-        if _are_in_vain(rows, stands):
+        # Masks that stand in vain need not be read: asked of a single row alone, and where no device is waited for.
+        if len(rows) == 1 and not rows.fixed and stands.device.type == "cpu" and not stands.item():
             masks = 0
         if in_line:
             entries = (rows.drafted + first + 1).unsqueeze(1) + torch.arange(masks, device=ends.device)
@@ -124,11 +125,6 @@ class MarsVerified(Method):
     def _masks(self, rows: Rows) -> int:
         """How many masks stand in a group of the next window: none where no row has a group."""
         return 0 if self.groups is not None and rows.extent.groups == (0, 0) else self.window - 1
-
-
-def _are_in_vain(rows: Rows, stands: Tensor) -> bool:
-    """Whether no masks need be read: asked of a single row alone, and where the answer is not waited for."""
-    return len(rows) == 1 and not rows.fixed and stands.device.type == "cpu" and not stands.item()
 
 
 def _likeliest(sure: Tensor, drafted: Tensor, most: int) -> Tensor:

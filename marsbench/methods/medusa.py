@@ -23,7 +23,7 @@ Path = tuple[int, ...]  # the rank of each token on the way among its head's gue
 def tree_paths(heads: int, width: int) -> list[Path]:
     """The nodes of a tree of guesses: all paths whose ranks (from 1) multiply to at most `width`.
 
-    The path of everybody's first guess comes first, then by depth; width 1 is a chain.
+    The path of all first guesses comes first, then by depth; width 1 is a chain.
     """
     level: list[Path] = [()]
     paths: list[Path] = []

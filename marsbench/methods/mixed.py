@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from marsbench.decoding.acceptance import confidence, leading_run, passing_run
 from marsbench.decoding.chain import read_line
@@ -55,7 +54,7 @@ class Mixed(Method):
         first = last(rows)
         logits = answer.logits(slice(first, None))  # [N, 1 + drafts + masks, V]
         ids = read_line(rows, answer, logits, rows.extent.windows[0] - 1, self.head_top)
-        if logits.shape[1] == 1:  # nobody guesses
+        if logits.shape[1] == 1:  # no row guesses
             return Accepted.run(rows, ids, torch.ones_like(rows.length), pending(rows))
         place = torch.arange(logits.shape[1], device=logits.device)
         passes = confidence(logits, self.metric) >= rows.bar.unsqueeze(1)
@@ -63,14 +62,10 @@ class Mixed(Method):
         taken = leading_run(passes & (place < rows.window.unsqueeze(1)))
         count = torch.where(rows.verified, checked + 1, taken)
         accepted = Accepted.run(rows, ids, count, pending(rows) + torch.where(rows.verified, checked, 0))
-        self._note_drafts(rows, accepted, ids, passes)
-        return accepted
-
-    def _note_drafts(self, rows: Rows, accepted: Accepted, ids: Tensor, passes: Tensor) -> None:
-        """What verified rows' masks say, as far as it passes; nothing where they stand behind a wrong draft."""
-        most = rows.extent.windows[0] - 1
-        masks = (rows.drafted + 1).unsqueeze(1) + torch.arange(most, device=ids.device)
-        drafts, sure = ids.gather(1, masks), passes.gather(1, masks)
+        # What verified rows' masks say, as far as it passes; nothing where they stand behind a wrong draft.
+        masks = (rows.drafted + 1).unsqueeze(1) + place[: rows.extent.windows[0] - 1]
         room = torch.minimum(room_for_drafts(rows, accepted), rows.window - 1)
+        room = torch.minimum(room, passing_run(passes.gather(1, masks)))
         usable = rows.verified & (accepted.advance > rows.drafted)
-        rows.drafts, rows.drafted = drafts, torch.where(usable, torch.minimum(room, passing_run(sure)), 0)
+        rows.drafts, rows.drafted = ids.gather(1, masks), torch.where(usable, room, 0)
+        return accepted

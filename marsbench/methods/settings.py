@@ -38,7 +38,7 @@ def generating_by(model: Any, **settings: Any) -> Iterator[None]:
 def left_out(model: Any) -> dict[str, Any]:
     """What a checkpoint asks for that would change greedy tokens; no method here does it.
 
-    How to sample is not among it: that is for whoever asks for a temperature.
+    How to sample is not among it: that is the request's.
     """
     asked = {name: getattr(getattr(model, "generation_config", None), name, None) for name in CHANGES_TOKENS}
     return {name: value for name, value in asked.items() if value is not None and value not in CHANGES_TOKENS[name]}

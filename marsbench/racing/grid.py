@@ -5,7 +5,7 @@
     repeats: 5
     contenders:
       - {method: ar, stage: mars, name: ar}
-      - {method: mars, stage: mars, block_size: 4, threshold: [one, 0.95, 0.9]}
+      - {method: mars, stage: mars, window: 4, threshold: [one, 0.95, 0.9]}
 
 A list among a contender's settings stands for as many contenders; several lists for all their combinations. What says
 `compiled: true` decodes by compiled steps and is called so; it is held against `ar` that is compiled too. With
@@ -28,8 +28,8 @@ from typing_extensions import NotRequired, Required, TypedDict
 
 from marsbench.errors import UserError, told_to_user
 from marsbench.json_lines import parse_json, read_text
-from marsbench.line import Line, TrainedStage, checkpoints_of
-from marsbench.methods import METHODS, OPTIONS, Options, check_heard, check_options, check_threshold
+from marsbench.line import Line, TrainedStage, checkpoints_of, renamed
+from marsbench.methods import METHODS, OPTIONS, Decoding
 from marsbench.paths import PACKAGE
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset, preset
 from marsbench.racing.carried import carried_of
@@ -205,7 +205,7 @@ def _contenders(given: dict[str, Any], number: int) -> Iterator[Line]:
     where = f"contender {number}"
     if empty := next((name for name, value in given.items() if value == []), None):
         raise UserError(f"the list of {empty} is empty", where=where, fix="fill it, or leave it out")
-    lists = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
+    lists = {name: value if isinstance(value, list) else [value] for name, value in renamed(given).items()}
     for values in product(*lists.values()):
         varied = [name for name, choices in lists.items() if len(choices) > 1]
         yield _contender(dict(zip(lists, values, strict=True)), varied, where)
@@ -214,16 +214,12 @@ def _contenders(given: dict[str, Any], number: int) -> Iterator[Line]:
 def _contender(given: dict[str, Any], varied: list[str], where: str) -> Line:
     threshold = None if given.get("threshold") == "one" else given.get("threshold")
     _checked(given | {"threshold": threshold}, _Given, where)
-    method, options = given["method"], {name: value for name, value in given.items() if name in OPTIONS}
+    method, options = given["method"], {name: given[name] for name in given if name in OPTIONS}
     try:
-        check_options(method, Options(mask_id=0, **options))
-        check_heard(options, [method])
+        Decoding(method=method, threshold=threshold, **options).check().check_heard(method)
         for name in (given["stage"], given.get("draft")):
             if name is not None:
                 stage(name)
-        if threshold is not None and not METHODS[method].takes_threshold:
-            raise UserError(f"method {method!r} cannot take threshold {threshold!r}", fix="leave it out")
-        check_threshold(method, threshold, options.get("metric", "probability"))
     except UserError as error:
         raise UserError(error.what, where=where, fix=error.fix) from error
     compiled = given.get("compiled", False)
@@ -237,7 +233,7 @@ def _contender(given: dict[str, Any], varied: list[str], where: str) -> Line:
     if (forced := given.get("acceptance")) is not None:
         if method not in ("mars", "mars-verified") or (method == "mars" and threshold is None):
             raise UserError(f"{name} guesses nothing whose acceptance could be said", where=where, fix="leave it out")
-        rates, source = carried_of(forced, options.get("block_size", DEFAULT_BLOCK_SIZE) - 1, where)
+        rates, source = carried_of(forced, options.get("window", DEFAULT_BLOCK_SIZE) - 1, where)
         options["acceptance"] = f"carried over from {source}"
     return Line(
         name, name, given["stage"], method, options, carried=rates, compiled=compiled,
@@ -250,7 +246,7 @@ def called(name: str, compiled: bool) -> str:
     return f"{name}, compiled" if compiled else name
 
 
-_WORDS = {"threshold": "tau", "cache_block": "B_cache", "block_size": "window", "tree_width": "tree"}
+_WORDS = {"threshold": "tau", "cache_block": "B_cache", "tree_width": "tree"}
 
 
 def _said(name: str, value: Any) -> str:

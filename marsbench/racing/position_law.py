@@ -39,15 +39,6 @@ class PositionLaw:
         (left, right), (low, high) = self.positions[above - 1 : above + 1], self.seconds[above - 1 : above + 1]
         return low + (high - low) / (right - left) * (positions - left)
 
-    def positions_at(self, factor: float) -> float | None:
-        """From where on a step takes `factor` times as long as over one position; None if not within the measured."""
-        limit = factor * self.seconds[0]
-        above = [place for place, seconds in enumerate(self.seconds) if seconds > limit]
-        if not above:
-            return None
-        place = above[0]
-        return float(np.interp(limit, self.seconds[place - 1 : place + 1], self.positions[place - 1 : place + 1]))
-
 
 def position_law(times: StepTimeRow) -> PositionLaw:
     return law_of(times.rows, times.window, times.seconds)

@@ -39,7 +39,9 @@ class Questions:
 
     def prompts(self, tokenizer: Any, room: int) -> Prompts:
         """The prompts as token ids; of those longer than `room` tokens, the end."""
-        return token_ids([question.prompt for question in self.questions], tokenizer, room)
+        whole = tokenizer([question.prompt for question in self.questions], add_special_tokens=False).input_ids
+        cut = [without_beginning(ids, room) for ids in whole]
+        return Prompts([ids for ids, _ in cut], [count for _, count in cut])
 
     def cut_in_words(self, prompts: Prompts, room: int) -> list[str]:
         """A line for each benchmark whose prompts lost their beginnings."""
@@ -97,13 +99,6 @@ class Prompts(NamedTuple):
 
     ids: list[list[int]]
     cuts: list[int]
-
-
-def token_ids(prompts: Sequence[str], tokenizer: Any, room: int) -> Prompts:
-    """Prompts as token ids; of those longer than `room` tokens, the end."""
-    whole = tokenizer(list(prompts), add_special_tokens=False).input_ids
-    cut = [without_beginning(ids, room) for ids in whole]
-    return Prompts([ids for ids, _ in cut], [count for _, count in cut])
 
 
 def per_benchmark(count: int, names: Sequence[str]) -> int:

@@ -239,12 +239,14 @@ class Race:
                 return Outcome(status=turn.status, reason=turn.reason)
         batches = range(len(self.batches))
         watched = [found for batch in batches if (found := turns[WATCHED, batch].watched) is not None]
+        counted = {name: [getattr(turn.meter, name) for turn in watched] for name in vars(Meter())}
+        meter = Meter(**{name: max(of) if name == "cache_bytes" else sum(of) for name, of in counted.items()})
         return Outcome(
             seconds=[sum(turns[lap, batch].seconds for batch in batches) for lap in range(1, self.laps + 1)],
             generations=[generation for turn in watched for generation in turn.generations],
             first_token=[seconds for turn in watched for seconds in turn.first_token],
             last_token=[seconds for turn in watched for seconds in turn.last_token],
-            meter=_added([turn.meter for turn in watched]),
+            meter=meter,
             peak_bytes=max((turn.peak_bytes for turn in watched if turn.peak_bytes is not None), default=None),
         )
 
@@ -252,17 +254,12 @@ class Race:
 def rotation(count: int, number: int) -> list[int]:
     """The order of `count` places in the round of that number.
 
-    Each round starts elsewhere and goes around with another stride, so that nobody always follows the same one: what a
+    Each round starts elsewhere and goes around with another stride, so that none always follows the same one: what a
     contender leaves behind in caches and allocators must not always fall to the same other.
     """
     strides = [stride for stride in range(1, count + 1) if gcd(stride, count) == 1]
     stride = strides[number % len(strides)] if strides else 1
     return [(number + step * stride) % count for step in range(count)]
-
-
-def _added(meters: Sequence[Meter]) -> Meter:
-    found = {name: [getattr(meter, name) for meter in meters] for name in vars(Meter())}
-    return Meter(**{name: max(of) if name == "cache_bytes" else sum(of) for name, of in found.items()})
 
 
 def synchronize() -> None:
