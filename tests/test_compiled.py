@@ -36,7 +36,7 @@ from marsbench.racing.course import Course
 from marsbench.racing.grid import BASELINES, Grid, read_grid
 from marsbench.racing.race import Race, RoundLog
 from marsbench.rows.kinds import SweepRow
-from marsbench.rows.store import RowStore, read_rows
+from marsbench.rows.store import RowStore
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded
@@ -228,7 +228,7 @@ def test_a_sweep_races_compiled_against_compiled(made: Steps, output: Path) -> N
     asked = ["--scale", "micro", "--output", str(output), "--grid", str(grid_file(output, *contenders))]
     done = CliRunner().invoke(app, ["sweep", *asked])
     assert done.exit_code == 0, done.output
-    rows = [row for row in read_rows(Workspace(output, "micro").results("speedup")) if isinstance(row, SweepRow)]
+    rows = [row for row in Workspace(output, "micro").rows if isinstance(row, SweepRow)]
     cells = {row.contender: row for row in rows}
     skipped = cells.pop("mars-block-cache, compiled")
     assert skipped.status == "skipped" and "cannot be compiled: the windows" in skipped.reason

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from made_up import answered
+from stored import measured_of
 
 from marsbench.findings.cells import BENCHMARKS
 from marsbench.presets import preset
 from marsbench.rows.kinds import EvaluationRow, Row, TrainingRow
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
-from marsbench.studies import curves
 from marsbench.studies.curves import CURVES, PLAN, SCALES_OWN, STUDY, settled
 
 N = 300  # questions per benchmark
@@ -74,7 +74,7 @@ def test_only_what_is_trained_is_measured(micro_checkpoints: Path, tmp_path: Pat
     run = Run(preset("micro"), Workspace(tmp_path, "micro"), limit=2, benchmarks=("mini_gsm8k",))
     shutil.copytree(micro_checkpoints, run.workspace.runs / "checkpoints")
     before = sorted((run.workspace.runs / "checkpoints").iterdir())
-    rows = [row for row in curves.measured(run) if isinstance(row, EvaluationRow)]
+    rows = [row for row in measured_of(STUDY, run) if isinstance(row, EvaluationRow)]
     assert {row.stage for row in rows} == {"base", "ar_sft", "mars"} and all(row.status == "done" for row in rows)
     assert sorted((run.workspace.runs / "checkpoints").iterdir()) == before
     assert STUDY.trains(run.scale, quick=False) == []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored import page_rows
 from test_serving_page import contrast, luminance
 from typer.main import get_command
 
@@ -21,7 +22,6 @@ from marsbench.methods import Decoding
 from marsbench.overview.explore import page_of
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.rows.kinds import GenerationRow, Row, SweepRow
-from marsbench.rows.store import read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 LINKS = {"speedup": "speedup.md", "figure1": "figure1.md"}
@@ -44,7 +44,7 @@ ANSWERS = [
 
 @pytest.fixture(scope="module")
 def raced() -> list[Row]:
-    return read_rows(ROOT / "results" / "mini" / "speedup.jsonl")
+    return page_rows("speedup")
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_answers_are_those_of_the_first_seed() -> None:
 
 def test_answers_are_marked_right_and_wrong() -> None:
     """Guards against an answer shown as if it were right, and one called wrong that only a program could judge."""
-    rows = read_rows(ROOT / "results" / "mini" / "figure1.jsonl")
+    rows = page_rows("figure1")
     found = embedded(page_of([Collection("mini", {"figure1": {0: rows}}, {})]))["questions"]
     marks = [[one["right"] for one in question["answers"]] for question in found]
     assert found[0]["reference"].endswith("answer is 14.") and marks[0] == [False, False, False]
@@ -287,7 +287,7 @@ def test_a_method_can_be_looked_at_alone(browser: Any, text: str, sweep: SweepCe
 
 def test_a_model_whose_answers_are_not_scored_has_no_accuracy(browser: Any, tmp_path: Path) -> None:
     """Guards against a real model drawn by an accuracy of nothing, and a front of what is not its own tokens."""
-    rows = read_rows(ROOT / "results" / "135m" / "real-model.jsonl")
+    rows = page_rows("real-model", "135m")
     page = page_of([*collected([], []), Collection("135m", {"real-model": {0: rows}}, {})])
     races = embedded(page)["races"]
     assert [race["name"].split(", ")[1] for race in races] == ["float32", "bfloat16"]

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from stored import page_rows
 
 from marsbench.findings.export import derived, export
 from marsbench.findings.sweep import speed_up
 from marsbench.rows.kinds import EvaluationRow, SweepRow, TrainingRow
-from marsbench.rows.store import read_rows
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "mini"
 
 
 def test_a_table_holds_what_the_rows_come_to(tmp_path: Path) -> None:
     """Guards against exports of raw laps alone, from which every reader works out speed-ups of his own."""
-    rows = read_rows(RESULTS / "speedup.jsonl")
+    rows = page_rows("speedup")
     table = pd.read_csv(export(rows, tmp_path / "speed.csv"))
     for row, line in zip(rows, table.to_dict("records"), strict=True):
         if not isinstance(row, SweepRow) or row.status != "done":
@@ -33,7 +33,7 @@ def test_a_table_holds_what_the_rows_come_to(tmp_path: Path) -> None:
 
 def test_every_kind_of_row_has_its_columns_or_none() -> None:
     """Guards against a training that seems to have an accuracy, and a cell without one."""
-    for row in read_rows(RESULTS / "table9.jsonl"):
+    for row in page_rows("table9"):
         found = derived(row)
         if isinstance(row, TrainingRow):
             assert found == {}

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stored import measured
 
 from marsbench.line import TrainedStage
 from marsbench.presets import preset
 from marsbench.rows.kinds import EvaluationRow, TrainingRow
 from marsbench.rows.workspace import Workspace
-from marsbench.running.cells import Cells, Table
+from marsbench.running.cells import Cells
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import Asked, TablePlan
 from marsbench.running.run import Run
@@ -91,7 +92,7 @@ def test_a_line_with_a_draft_model_loads_it_and_depends_on_it(run: Run) -> None:
     cells = {}
     for draft in ("draft_ar_sft", "draft_mars"):
         plan = speculative(draft)
-        rows = Table(run, plan).rows()
+        rows = measured(run, plan)
         trained = {TrainedStage(row.stage, row.block_size) for row in rows if isinstance(row, TrainingRow)}
         assert trained >= {*plan.stages, TrainedStage("draft_base", None)}
         ar, cells[draft] = [row for row in rows if isinstance(row, EvaluationRow)]

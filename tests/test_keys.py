@@ -6,12 +6,12 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from stored import page_rows
 
 from marsbench.keys import HISTORY, versions
 from marsbench.line import TrainedStage
 from marsbench.presets import preset
 from marsbench.rows.kinds import EvaluationRow, TrainingRow
-from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running.cells import Cells
 from marsbench.running.plans import Asked
@@ -25,7 +25,7 @@ ROWS = [
     (scale, seed, key)
     for scale, seed in (("mini", 0), ("mini", 1))
     for key, study in studies().items()
-    if study.cells and (ROOT / f"results/{scale}/{f'seed{seed}' if seed else ''}/{key}.jsonl").exists()
+    if study.plan in study.plans and key in Workspace(ROOT, scale, f"seed{seed}" if seed else "").pages
 ]
 
 
@@ -40,12 +40,9 @@ def test_a_version_is_the_length_of_its_history(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(("scale", "seed", "table"), ROWS)
 def test_committed_cells_and_checkpoints_are_found_again(scale: str, seed: int, table: str, tmp_path: Path) -> None:
     """Guards against a run that trains and measures again what the committed rows hold."""
-    rows, plan = (
-        read_rows(ROOT / f"results/{scale}/{f'seed{seed}' if seed else ''}/{table}.jsonl"),
-        studies()[table].plan,
-    )
+    rows, plan = page_rows(table, scale, seed), studies()[table].plan
     assert plan is not None
-    seed = int(rows[0].provenance["seed"]) if plan.apart else seed
+    seed = seed if plan.seed is None else plan.seed
     run = Run(preset(scale), Workspace(tmp_path, scale), seed=seed)
     arms, checked = {arm.name: arm for arm in plan.lines}, 0
     trained = {}

@@ -10,12 +10,12 @@ from typing import Any
 
 import psutil
 import pytest
+from stored import page_rows
 
 from marsbench.neighbours import others_cores, warning
 from marsbench.provenance import provenance
 from marsbench.rendering.page import busy_remark
 from marsbench.rows.kinds import SweepRow
-from marsbench.rows.store import read_rows
 
 RESULTS = Path(__file__).resolve().parent.parent / "results" / "mini"
 
@@ -45,7 +45,7 @@ def test_a_machine_that_tells_nothing_is_no_error(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("laps", "used"), [([0.02, 0.05, 0.9], ""), ([0.02, 0.6, 0.9], "0.60"), ([], "0.30")])
 def test_a_page_says_what_was_not_timed_alone(laps: list[float], used: str) -> None:
     """Guards against a speed-up that was measured beside a compiler and looks like any other, and a false alarm."""
-    alone = next(row for row in read_rows(RESULTS / "speedup.jsonl") if isinstance(row, SweepRow) and row.seconds)
+    alone = next(row for row in page_rows("speedup") if isinstance(row, SweepRow) and row.seconds)
     told: dict[str, Any] = {"others_cores": laps, "provenance": {**alone.provenance, "others_cores": 0.3}}
     remark = busy_remark([replace(alone, others_cores=[]), replace(alone, **told)])
     assert f"up to {used} cores" in remark if used else not remark

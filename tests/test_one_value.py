@@ -2,57 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from marsbench.findings.cells import columns
-from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
-from marsbench.rows.store import read_rows
 from marsbench.running.plans import TablePlan
 from marsbench.studies import studies
 
 ROOT = Path(__file__).resolve().parent.parent
 # Some pages are of trainings of their own, as they say, and no other page may take their rows.
-PAGES = [name for name, study in studies().items() if not (study.plan and study.plan.apart)]
-
-
-@cache
-def _rows() -> list[tuple[str, Row]]:
-    """The finished rows behind every page of scale mini, all seeds'."""
-    files = [file for name in PAGES for file in sorted((ROOT / "results" / "mini").glob(f"**/{name}.jsonl"))]
-    return [(str(file), row) for file in files for row in read_rows(file) if row.status == "done"]
-
-
-def _same(row: Row) -> Hashable | None:
-    """What two rows have in common that measure the same."""
-    if isinstance(row, EvaluationRow):
-        return (
-            row.provenance["seed"], row.stage, row.method, json.dumps(row.options, sort_keys=True), row.benchmark,
-            row.dtype,
-        )  # fmt: skip
-    if isinstance(row, SweepRow) and not row.profile:  # of those, pages show shares of the time alone
-        return row.contender, row.batch_size, row.prompts_hash, row.checkpoint
-    return None
-
-
-def _numbers(row: Row) -> object:
-    return (row.correct, row.emitted, row.forwards) if isinstance(row, EvaluationRow) else vars(row).get("seconds")
-
-
-def test_rows_that_measure_the_same_are_the_same() -> None:
-    """Guards against a line that was answered, or raced, twice, so that two pages say two numbers of it."""
-    found = defaultdict[Hashable, dict[str, str]](dict)
-    for file, row in _rows():
-        if (what := _same(row)) is not None:
-            found[what][file] = json.dumps(_numbers(row))
-    shared = {what: values for what, values in found.items() if len(values) > 1}
-    assert len(shared) > 100
-    assert not [(what, [*values]) for what, values in shared.items() if len({*values.values()}) > 1]
+PAGES = [name for name, study in studies().items() if not (study.plan and study.plan.seed)]
 
 
 def _first_table(page: Path) -> Iterator[tuple[str, str, str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored import page_rows
 from typer.testing import CliRunner
 
 from marsbench.cli import app
@@ -17,7 +18,6 @@ from marsbench.findings.sweep import SweepCells
 from marsbench.forward.fastest import reads_bf16
 from marsbench.methods import METHODS
 from marsbench.rows.kinds import EvaluationRow, SweepRow
-from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.studies import pages
 from marsbench.studies.real_model import STUDY
@@ -78,7 +78,7 @@ def test_a_claim_pairs_lines_of_one_type_of_weights_on_the_same_questions() -> N
 
 def test_a_race_that_lacks_a_contender_is_said_to_be_in_part() -> None:
     """Guards against what one race lacks, hidden by the other's rows of the same contenders, or by a shorter race."""
-    committed = read_rows(RESULTS / "135m" / "real-model.jsonl")
+    committed = page_rows("real-model", "135m")
     (one, *_) = [row for row in committed if isinstance(row, SweepRow) and row.batch_size == 1]
     raced = [
         replace(one, key=f"{name} {dtype} {prompts}", contender=name, dtype=dtype, prompts=prompts)
@@ -116,7 +116,7 @@ def test_the_page_is_made_and_made_once(output: Path) -> None:
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     workspace = Workspace(output, "micro", "limit4")
-    rows = read_rows(workspace.results("real-model"))
+    rows = workspace.rows
     cells = {row.arm: row for row in rows if isinstance(row, EvaluationRow)}
     arms = [*PLAN.lines, *(IN_BF16.lines if reads_bf16() else ())]
     assert cells.keys() == {arm.name for arm in arms} and all(row.digests for row in cells.values())

@@ -21,6 +21,7 @@ import torch
 import yaml
 from made_up import answered
 from safetensors.torch import load_file
+from stored import measured, publish, stored
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner, Result
 
@@ -28,15 +29,13 @@ from marsbench import world
 from marsbench.cli import app
 from marsbench.commands.shared import Start
 from marsbench.errors import UserError
-from marsbench.files import write_atomically
 from marsbench.findings.collection import collection_of
 from marsbench.overview.pages import judged_collection, parts_at, whole_paper, write_page
 from marsbench.presets import DEFAULT_SCALE, preset, scales
 from marsbench.progress import quieten_libraries
 from marsbench.rows.kinds import EvaluationRow, TrainingRow
-from marsbench.rows.store import read_rows, rows_text
+from marsbench.rows.store import read_rows, write_rows
 from marsbench.rows.workspace import Workspace
-from marsbench.running.cells import Table
 from marsbench.running.plans import TablePlan
 from marsbench.running.run import Run
 from marsbench.studies import pages, plan_of, studies, studies_on
@@ -62,7 +61,7 @@ def environment() -> dict[str, str]:
 def rows_of(output: Path) -> list[dict[str, Any]]:
     """The published rows without what may differ between two runs of one seed: times and origins."""
     rows = []
-    for row in read_rows(Workspace(output, "micro").results("table2")):
+    for row in Workspace(output, "micro").rows:
         if isinstance(row, (EvaluationRow, TrainingRow)):
             rows.append({name: value for name, value in vars(row).items() if name not in ("seconds", "provenance")})
     return rows
@@ -181,7 +180,7 @@ def test_a_seed_has_folders_of_its_own(arguments: dict[str, Any], variant: str, 
     """Guards against a second seed that overwrites the rows and the page of the first."""
     workspace = Start("mini", output=tmp_path, **arguments).run().workspace
     assert workspace == Workspace(tmp_path, "mini", variant)
-    assert workspace.results("table2") == tmp_path / "results" / "mini" / variant / "table2.jsonl"
+    assert workspace.store == tmp_path / "results" / "mini" / variant
     assert workspace.reports == tmp_path / "reports" / ("mini" if variant else "") / variant
 
 
@@ -189,7 +188,8 @@ def test_seeds_are_found_again(tmp_path: Path) -> None:
     """Guards against another variant taken for a seed, and seeds in the order of their names."""
     whole = Workspace(tmp_path, "mini")
     for variant in ("", "seed10", "seed2", "limit8-seed3", "seedling", "quick"):
-        (tmp_path / "results" / "mini" / variant).mkdir(parents=True, exist_ok=True)
+        replace(whole, variant=variant).publish("table2", [])
+    (tmp_path / "results" / "mini" / "seed5").mkdir()  # of rows that chose between lines: no page was made from them
     assert [(seed, one.variant) for seed, one in whole.seeds().items()] == [(0, ""), (2, "seed2"), (10, "seed10")]
 
 
@@ -212,7 +212,7 @@ def little(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
 def test_tables_train_every_block_size_and_share_cells(little: Callable[..., Run]) -> None:
     """Guards against lines decoded by a checkpoint of another block size, and cells measured once per table."""
     run = little()
-    rows = Table(run, plan_of("table4")).rows()
+    rows = measured(run, plan_of("table4"))
     weights = {(row.stage, row.block_size): row.checkpoint for row in rows if isinstance(row, TrainingRow)}
     assert set(weights) == {("base", None), ("ar_sft", None), ("mars", 4), ("mars", 8), ("mars", 16)}
     cells = {row.arm: row for row in rows if isinstance(row, EvaluationRow)}
@@ -223,20 +223,20 @@ def test_tables_train_every_block_size_and_share_cells(little: Callable[..., Run
 
     before = set(run.store.rows())
     shared = replace(plan_of("table4").lines[1], name="other_name")
-    again = Table(run, TablePlan("0", "shares a cell, and asks one question", (shared,))).rows()
+    again = measured(run, TablePlan("0", "shares a cell, and asks one question", (shared,)))
     assert set(run.store.rows()) == before, "nothing is measured twice"
     assert [row.arm for row in again if isinstance(row, EvaluationRow)] == ["other_name"]
-    (one,) = Table(run, TablePlan("0", "asks one question", (shared,), questions=1)).rows()[-1:]
+    (one,) = measured(run, TablePlan("0", "asks one question", (shared,), questions=1))[-1:]
     assert isinstance(one, EvaluationRow) and len(one.correct) == 1
 
 
 def test_a_table_asks_its_own_benchmarks_only(little: Callable[..., Run]) -> None:
     """Guards against benchmarks that the paper's table does not have, and against a table of nothing."""
     plan = replace(plan_of("table8"), lines=plan_of("table8").lines[:1])
-    rows = Table(little("mini_bbh", "mini_humaneval"), plan).rows()
+    rows = measured(little("mini_bbh", "mini_humaneval"), plan)
     assert [row.benchmark for row in rows if isinstance(row, EvaluationRow)] == ["mini_humaneval"]
     with pytest.raises(UserError, match="Table 8 asks none of mini_bbh"):
-        Table(little("mini_bbh"), plan)
+        measured(little("mini_bbh"), plan)
 
 
 # ---- the real benchmarks, on a few rows of each ---------------------------------------------------------------------
@@ -257,11 +257,7 @@ def on_real(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_real_benchmarks_run_end_to_end(on_real: Path) -> None:
     """Guards against a benchmark that needs the hub although its data is here, and a table that one gap kills."""
-    cells = [
-        row
-        for row in read_rows(Workspace(on_real, "micro", "real-limit2").results("table2"))
-        if isinstance(row, EvaluationRow)
-    ]
+    cells = [row for row in Workspace(on_real, "micro", "real-limit2").rows if isinstance(row, EvaluationRow)]
     arms = plan_of("table2").lines
     assert len(cells) == 6 * len(arms)
     for row in cells:
@@ -273,7 +269,7 @@ def test_real_benchmarks_run_end_to_end(on_real: Path) -> None:
     assert "gpqa_main.jsonl" in page
     others = {(row.benchmark, score) for row in cells for score in row.others}
     assert {("humaneval", "plus"), ("bbh", "strict")} <= others
-    assert not Workspace(on_real, "micro").results("table2").exists(), "a few questions replace no table"
+    assert not Workspace(on_real, "micro").pages, "a few questions replace no table"
 
 
 def test_shards_make_the_whole(on_real: Path) -> None:
@@ -336,7 +332,7 @@ COMMITTED = {(DEFAULT_SCALE, name) for name in PAGES if name not in ("real-model
 def test_committed_reports_are_what_their_rows_say(scale: str, page: str, tmp_path: Path) -> None:
     """Guards against a stale or hand-edited report; renew it with `nox -s report`."""
     committed = Workspace(ROOT, scale)
-    if not any(committed.results(study.key).exists() for study in studies_on(page)):
+    if not {study.key for study in studies_on(page)} & {*committed.pages}:
         assert (scale, page) not in COMMITTED, "these rows are committed"
         pytest.skip(f"no rows of scale {scale} are committed")
     written = write_page(parts_at(page, committed, committed_rows(committed)), scale, tmp_path)[0]
@@ -357,39 +353,71 @@ def test_committed_pages_on_the_whole_paper_are_what_the_rows_say() -> None:
         assert text == page.read_text(encoding="utf-8"), (page, stale(DEFAULT_SCALE))
 
 
-def test_a_line_lends_answers_to_the_same_questions_alone(tmp_path: Path) -> None:
+def gsm8k(*correct: int, **more: Any) -> EvaluationRow:
+    """AR SFT's answers to two questions."""
+    return replace(answered(AR_SFT, "gsm8k", [*correct], [5, 5], [5, 5]), **more)
+
+
+def test_a_page_takes_answers_to_its_own_questions_alone(tmp_path: Path) -> None:
     """Guards against a page whose verdicts are of other questions, which another page has asked of the same lines."""
-    line, whole = AR_SFT, Workspace(tmp_path, "mini")
-    asked = {
-        ("table2", ""): [answered(line, "gsm8k", [1, 1], [5, 5], [5, 5])],
-        ("lengths", ""): [replace(answered(line, "gsm8k", [0, 0], [5, 5], [5, 5]), benchmark="within_gsm8k")],
-        ("table9", ""): [answered(line, "bbh", [1, 0], [5, 5], [5, 5])],
-    }
-    for (page, variant), rows in asked.items():
-        write_atomically(replace(whole, variant=variant).results(page), rows_text(rows).encode())
+    names = ["hard_gsm8k", "within_gsm8k"]
+    whole = publish(tmp_path, [gsm8k(1, 1, benchmark=name) for name in names], "table2")
+    whole.publish("lengths", whole.rows)
     found = collection_of(whole, pages())
-    assert [row.benchmark for row in found.of("table2")[0] if isinstance(row, EvaluationRow)] == ["mini_gsm8k"]
-    assert [row.benchmark for row in found.of("lengths")[0] if isinstance(row, EvaluationRow)] == ["within_gsm8k"]
+    for page, name in zip(("table2", "lengths"), names, strict=True):
+        assert [row.benchmark for row in found.of(page)[0] if isinstance(row, EvaluationRow)] == [name]
 
 
-def test_a_page_that_chooses_neither_lends_nor_borrows(tmp_path: Path) -> None:
+def test_a_page_that_chooses_has_rows_of_its_own_seed(tmp_path: Path) -> None:
     """Guards against a rival that is judged by the answers it was chosen by, and a choice by answers of other seeds."""
-    whole = Workspace(tmp_path, "mini")
-    for page, correct in {"rivals": [0, 0], "table2": [1, 1], "table9": [1, 1]}.items():
-        line = answered(AR_SFT, "gsm8k" if page != "table9" else "bbh", correct, [5, 5], [5, 5])
-        write_atomically(whole.results(page), rows_text([line]).encode())
+    whole = publish(tmp_path, [gsm8k(1, 1)], "table2")
+    whole.publish("rivals", whole.rows)
+    write_rows(replace(whole, variant="seed5").store, [gsm8k(0, 0)])
     found = collection_of(whole, pages())
     assert [row.correct for row in found.of("rivals")[0] if isinstance(row, EvaluationRow)] == [[0, 0]]
-    assert all(row.correct == [1, 1] for row in found.of("table9")[0] if isinstance(row, EvaluationRow))
+    assert [row.correct for rows in found.of("table2") for row in rows if isinstance(row, EvaluationRow)] == [[1, 1]]
 
 
-def test_a_line_is_lent_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_line_is_shown_whole_or_not_at_all(tmp_path: Path) -> None:
     """Guards against half a line at one seed beside the whole of it at another."""
-    whole = Workspace(tmp_path, "mini")
-    benchmarks, other = ("gsm8k", "bbh"), replace(whole, variant="seed1")
-    for place, names in ((whole.results("table2"), benchmarks), (other.results("table9"), benchmarks[:1])):
-        write_atomically(place, rows_text(answered(AR_SFT, name, [1, 1], [5, 5], [5, 5]) for name in names).encode())
+    bbh = answered(AR_SFT, "bbh", [1, 1], [5, 5], [5, 5])
+    whole = publish(tmp_path, [gsm8k(1, 1), bbh], "table2")
+    publish(tmp_path, [gsm8k(1, 1)], "table9", variant="seed1")
     assert len(collection_of(whole, pages()).of("table2")) == 1
-    rows = [answered(AR_SFT, name, [1, 1], [5, 5], [5, 5]) for name in benchmarks]
-    write_atomically(other.results("table9"), rows_text(rows).encode())
+    publish(tmp_path, [bbh], "table9", variant="seed1")
     assert len(collection_of(whole, pages()).of("table2")) == 2
+
+
+def test_a_page_is_of_one_lineage() -> None:
+    """Guards against a page that takes one line from one training of a recipe and the next from another."""
+    sft = [TrainingRow("sft", "done", "", "mini", "ar_sft", None, 1, 1, 1, 1.0, 1.0, checkpoint=name) for name in "ab"]
+    mars = [
+        TrainingRow("mars", "done", "", "mini", "mars", 4, 1, 1, 1, 1.0, 1.0, checkpoint=f"mars of {name}", parent=name)
+        for name in "ab"
+    ]
+    lines = {line.name: line for line in plan_of("table2").lines}
+    cells = ("ar_sft", "a"), ("ar_sft", "b"), ("mars", "mars of a"), ("mars", "mars of b"), ("mars_95", "mars of a")
+    answers = [
+        replace(answered(lines[name], "gsm8k", [1, 1], [5, 5], [5, 5]), key=f"{name} {weights}", checkpoint=weights)
+        for name, weights in cells
+    ]
+    query = pages()["table2"]
+    for rows in ([*sft, *mars, *answers], [*reversed([*sft, *mars, *answers])]):
+        assert {row.checkpoint for row in query.of(rows)} == {"a", "mars of a"}, "it has most of the page's cells"
+    newer = replace(sft[1], provenance={"started": "2026-11-27"})
+    rows = [sft[0], newer, *mars, *answers[:4]]
+    assert {row.checkpoint for row in query.of(rows)} == {"b", "mars of b"}, "of equal ones, the newer"
+
+
+# What two trainings of a recipe have both measured, and no page takes of the second.
+FROM_TWO_LINEAGES = {("mini", 0): 9}
+
+
+@pytest.mark.parametrize(("scale", "seed"), [("mini", seed) for seed in range(6)] + [("135m", 0)])
+def test_a_store_holds_what_pages_show(scale: str, seed: int) -> None:
+    """Guards against rows that stand twice, and answers and trainings that no page can find."""
+    rows = stored(scale, seed)
+    assert len({row.id for row in rows}) == len(rows)
+    taken = {row.id for study in studies().values() for row in study.query.of(rows)}
+    lost = {row.id for row in rows if isinstance(row, EvaluationRow | TrainingRow)} - taken
+    assert len(lost) <= FROM_TWO_LINEAGES.get((scale, seed), 0)

@@ -22,6 +22,7 @@ from click.testing import Result
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from stored import measured
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner
@@ -34,7 +35,6 @@ from marsbench.paths import PACKAGE
 from marsbench.presets import Preset, preset, scales
 from marsbench.rows.kinds import TrainingRow
 from marsbench.rows.workspace import Workspace
-from marsbench.running.cells import Table
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.estimates import trainings
 from marsbench.running.plans import TablePlan
@@ -394,7 +394,7 @@ def test_cells_are_numbered_through_the_table(tmp_path: Path, capsys: pytest.Cap
         "0", "lines without a checkpoint", (Line("a", "A", "medusa", "ar"), Line("b", "B", "medusa", "ar"))
     )
     run = Run(preset("7b"), Workspace(tmp_path, "7b"), benchmarks=("mini_gsm8k", "mini_gpqa"))
-    Table(run, plan).rows()
+    measured(run, plan)
     said = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
     assert said == [
         "A, mini_gsm8k (cell 1 of 4)", "A, mini_gpqa (cell 2 of 4)",
@@ -408,7 +408,7 @@ def test_questions_that_cannot_be_asked_are_named_once(tmp_path: Path, capsys: p
     plan = TablePlan("0", "two lines", (Line("a", "A", "mars", "ar"), Line("b", "B", "mars", "ar")))
     workspace = Workspace(tmp_path, "7b")
     run = Run(preset("7b"), workspace, benchmarks=("gsm8k", "gpqa"), data_dir=tmp_path / "data")
-    rows = Table(run, plan).rows()
+    rows = measured(run, plan)
     assert [row.status for row in rows] == ["skipped"] * 4 and not any(isinstance(row, TrainingRow) for row in rows)
     said = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
     assert said == ["gsm8k", "gpqa"]

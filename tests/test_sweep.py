@@ -59,7 +59,7 @@ def run_sweep(output: Path, *options: str) -> None:
 
 
 def rows_in(output: Path, variant: str = "") -> list[SweepRow]:
-    found = read_rows(Workspace(output, "micro", variant).results("speedup"))
+    found = Workspace(output, "micro", variant).rows
     return [row for row in found if isinstance(row, SweepRow)]
 
 
@@ -505,7 +505,7 @@ def test_a_step_beyond_the_last_measured_takes_time_in_proportion() -> None:
 
 def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> None:
     """Guards against exports that lose rows or fields, and against a failed row that hides a finished one."""
-    file = Workspace(swept, "micro").results("speedup")
+    file = Workspace(swept, "micro").store
     rows = [row for row in read_rows(file) if isinstance(row, SweepRow)]
     failed = replace(rows[0], status="failed", seconds=[])
     (tmp_path / "other.jsonl").write_text(rows_text([failed]))
@@ -530,7 +530,7 @@ def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> N
 
 def test_agreement_is_overlap(swept: Path) -> None:
     """Guards against two runs that agree because they are compared with themselves, or by chance."""
-    sweep = SweepCells.of(read_rows(Workspace(swept, "micro").results("speedup")))
+    sweep = SweepCells.of(Workspace(swept, "micro").rows)
     cells = agreement(sweep, sweep)
     assert cells and all(cell.agrees for cell in cells) and "ar" not in {cell.contender for cell in cells}
     apart = Agreement("x", 1, cells[0].first, replace(cells[0].first, interval=Interval(50, 60)))
@@ -539,10 +539,10 @@ def test_agreement_is_overlap(swept: Path) -> None:
 
 COMMANDS: dict[str, Callable[[Path], list[str]]] = {
     "plan": lambda swept: ["plan", "--sweep", "--scale", "micro"],
-    "results": lambda swept: ["results", str(Workspace(swept, "micro").results("speedup")), "--where", "batch_size=4"],
+    "results": lambda swept: ["results", str(Workspace(swept, "micro").store), "--where", "batch_size=4"],
     "agree": lambda swept: [
-        "results", *[str(Workspace(swept, "micro").results("speedup"))],
-        "--against", str(Workspace(swept, "micro").results("speedup")),
+        "results", *[str(Workspace(swept, "micro").store)],
+        "--against", str(Workspace(swept, "micro").store),
     ],
     "tune": lambda swept: [
         "tune", "--scale", "micro", "--output", str(swept), "--batch-size", "2", "--prompts", "6", "--positions", "8",

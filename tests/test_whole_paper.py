@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from made_up import PAGES, PROVENANCE, answered, sweep_row
 from scipy import stats
+from stored import publish
 from typer.testing import CliRunner
 
 from marsbench.cli import app
-from marsbench.files import write_atomically
 from marsbench.findings.cells import columns, latest_cells
 from marsbench.findings.claims import Claim, Finding, judge_all
 from marsbench.findings.collection import collect
@@ -27,7 +27,6 @@ from marsbench.presets import preset
 from marsbench.racing.sweep import Sweep
 from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
-from marsbench.rows.store import read_rows, rows_text
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
 from marsbench.studies import pages, studies, studies_of_paper
@@ -229,11 +228,6 @@ def test_claims_on_training() -> None:
 # ---- the pages ------------------------------------------------------------------------------------------------------
 
 
-def publish(root: Path, rows: Sequence[Row], page: str, scale: str = "mini", variant: str = "") -> None:
-    of_scale = [replace(row, scale=scale) for row in rows]
-    write_atomically(Workspace(root, scale, variant).results(page), rows_text(of_scale).encode())
-
-
 def index_of(root: Path) -> str:
     return next(text for path, text in whole_paper(root, "mini").items() if path.name == "index.md")
 
@@ -267,7 +261,7 @@ def test_a_seed_counts_wherever_its_lines_were_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.plan.key)
 def test_only_the_papers_ablation_stands_beside_its_numbers(page: TablePage) -> None:
     """Guards against the clean ablation held against a number that the authors' 1/t weights made too."""
-    ablations = [arm for arm in (*page.plan.lines, *page.plan.elsewhere) if arm.published == "mars_no_sft"]
+    ablations = [arm for arm in page.plan.lines if arm.published == "mars_no_sft"]
     assert {arm.stage for arm in ablations} <= {"mars_no_sft_released"}
     for one in page.claims:
         clean = {arm.name for arm in page.plan.lines if arm.stage == "mars_no_sft"}
@@ -327,7 +321,7 @@ def test_the_whole_paper_with_one_command(tmp_path: Path) -> None:
     for study in studies_of_paper():
         if study.key not in failed | {"speedup"}:
             workspace = Workspace(tmp_path, "micro", "mini_bbh-limit1")
-            assert read_rows(workspace.results(study.key)), study.key
+            assert study.key in workspace.pages
             assert (workspace.reports / f"{study.page}.md").exists() or study.page == EXPLORE
     assert (Workspace(tmp_path, "micro", "quick-mini_bbh-limit1").reports / "speedup.md").exists()
     assert {path.name for path in (tmp_path / "reports" / "micro").glob("*.*")} == {"index.md", "explore.html"}

@@ -33,7 +33,6 @@ from marsbench.paths import PACKAGE
 from marsbench.presets import preset
 from marsbench.progress import Reporter, Step
 from marsbench.rows.kinds import EvaluationRow, Row, TrainingRow
-from marsbench.rows.store import BorrowedStore, RowStore, read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running import graph
 from marsbench.running.cells import Cells
@@ -78,9 +77,10 @@ def test_every_piece_comes_after_all_that_it_needs(scale: str) -> None:
             needed = {stage for one in task.cells for stage in (one.line.trained, one.line.draft) if stage is not None}
             if scale == "micro":
                 assert {f"training-{stage.slug}" for stage in needed - {("base", None)}} <= before
-        if isinstance(task, PageTask) and not task.batch_size and (plan := study_of(task.study).cells) is not None:
+        if isinstance(task, PageTask) and not task.batch_size:
             places = {place for name in task.after for place in of_answers(tasks[name])}
-            assert places >= {one.place for one in graph.cells_of([plan], known) if known.questions_left(one)}
+            asked = graph.cells_of(study_of(task.study).plans, known)
+            assert places >= {one.place for one in asked if known.questions_left(one)}
     races = [task for task in tasks.values() if isinstance(task, PageTask) and task.batch_size]
     assert len(races) > 1 and all(task.alone for task in races)
     timed = {name for name, task in tasks.items() if task.alone and task not in races}
@@ -96,7 +96,7 @@ def test_what_tables_share_is_done_once() -> None:
     """Guards against a cell that two tables ask being answered twice, and one that nobody answers."""
     tasks = whole()
     places = [one.place for task in tasks.values() if isinstance(task, AnswerTask) for one in task.cells]
-    plans = [study.cells for study in studies().values() if study.in_paper and study.cells]
+    plans = [plan for study in studies().values() if study.in_paper for plan in study.plans]
     assert len(places) == len({*places})
     assert {*places} == {one.place for one in graph.cells_of(plans, Known(preset("mini")))}
 
@@ -309,19 +309,6 @@ class LeavesState(Task):
 # ---- the work of a run ----------------------------------------------------------------------------------------------
 
 
-def test_a_borrowed_store_leaves_the_file_alone(tmp_path: Path) -> None:
-    """Guards against a second writer of the rows, and against rows that are lost with who measured them."""
-    row = TrainingRow("key", "done", "", "micro", "base", None, 1, 1, 1, 1.0, 1.0)
-    journal = RowStore(tmp_path / "journal.jsonl")
-    store = BorrowedStore(tmp_path / "rows.jsonl", [replace(row, key="known")], journal=journal)
-    store.append(row)
-    assert BorrowedStore(tmp_path / "rows.jsonl", journal=journal).added == {"key": row}, "killed now, it is lost"
-    assert not (tmp_path / "rows.jsonl").exists()
-    assert set(store.rows()) == {"key", "known"} and [*store.added] == ["key"]
-    RowStore(tmp_path / "rows.jsonl").append(replace(row, key="written"))
-    assert set(store.rows()) == {"key", "known", "written"}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Measuring(RunTask):
     """Work that measures a row, and dies then if it is told to."""
@@ -341,8 +328,8 @@ def test_rows_outlive_the_work_that_dies_after_them(tmp_path: Path) -> None:
     task = Measuring(name="page", title="a page", settings=settings_of(run), dies=True)
     with pytest.raises(MemoryError):
         task.run([], run.reporter)
-    made = replace(task, dies=False).run([], run.reporter)
-    assert [row.key for row in made.rows] == ["dies: True", "dies: False"]
+    replace(task, dies=False).run([], run.reporter)
+    assert [*run.store.rows()] == ["dies: True", "dies: False"]
 
 
 class Here(Executor):
@@ -389,11 +376,10 @@ def test_a_page_made_of_pieces_is_the_page(
         run = run_in(folder, micro_checkpoints, benchmarks=("mini_gsm8k",), limit=4)
         page = reproduction.reproduce_page("table4", run, executor or local.Here(run.workspace.logs, run.reporter))
         assert page is not None and page.exists()
-        rows = read_rows(run.workspace.results("table4"))
+        rows = run.workspace.rows
         assert {type(row) for row in rows} == {EvaluationRow, TrainingRow}
         assert {row.key for row in rows} <= run.store.rows().keys()
         assert len(run.workspace.row_file.read_text().splitlines()) == len(run.store.rows()), "a row is there twice"
-        assert not [*run.workspace.journal("table4").parent.glob("*")], "rows are written, and their journal is left"
         return comparable(rows)
 
     in_turn = rows_by(None, tmp_path / "in_turn")
@@ -401,12 +387,12 @@ def test_a_page_made_of_pieces_is_the_page(
     assert rows_by(here, tmp_path / "pieces") == in_turn
     trained = ["training-mars-b8", "training-mars-b16"]
     answered = [f"answering-{name}-1" for name in ("ar_sft", "mars-b4", "mars-b8", "mars-b16")]
-    assert sorted(here.done) == sorted([*trained, *answered, "table4"])
+    assert sorted(here.done) == sorted([*trained, *answered])
     monkeypatch.setattr(Cells, "_measure", None)  # nothing is left to measure, nor to start
     again = Here(tmp_path / "logs")
     run = Run(preset("micro"), Workspace(tmp_path / "pieces", "micro"), benchmarks=("mini_gsm8k",), limit=4)
     reproduction.reproduce_page("table4", run, again)
-    assert again.done == ["table4"]
+    assert again.done == []
 
 
 def test_processes_make_what_one_makes(tmp_path: Path, micro_checkpoints: Path) -> None:
@@ -446,9 +432,9 @@ def test_shards_by_processes_make_the_row_of_the_whole(tmp_path: Path, micro_che
     for part in ((1, 2), (2, 2), (1, 1)):
         here = Here(tmp_path)
         page = reproduction.reproduce_page("table9", replace(run, shard=part), here)
-        assert (page is None) == (part != (1, 1)) == ("table9" not in here.done)
-        assert part == (1, 1) or not [*run.workspace.results("table9").parent.glob("*")]
-    found = read_rows(run.workspace.results("table9"))
+        assert (page is None) == (part != (1, 1))
+        assert part == (1, 1) or not run.workspace.pages
+    found = run.workspace.rows
     whole = expected["table9"]
     assert isinstance(whole, list) and comparable(found) == comparable(whole)
 
@@ -458,9 +444,10 @@ def test_a_page_of_known_rows_loads_nothing(
 ) -> None:
     """Guards against a page that loads every checkpoint again, only to find that all is answered."""
     run = run_in(tmp_path, micro_checkpoints, benchmarks=("mini_gsm8k",), limit=2)
-    first = study_of("table9").rows(run)
+    wanted = [study_of("table9")]
+    first = carry_out(wanted, run, Here(tmp_path))
     monkeypatch.setattr(checkpoints, "load", None)
-    assert study_of("table9").rows(run) == first
+    assert carry_out(wanted, run, Here(tmp_path)) == first
 
 
 def test_a_bad_checkpoint_fails_its_cells_and_nothing_else(tmp_path: Path, micro_checkpoints: Path) -> None:
@@ -471,7 +458,7 @@ def test_a_bad_checkpoint_fails_its_cells_and_nothing_else(tmp_path: Path, micro
     blocked.with_name(f"{blocked.name}.partial").write_text("in the way")
     here = Here(tmp_path / "logs")
     page = reproduction.reproduce_page("table4", run, here)
-    rows = [row for row in read_rows(run.workspace.results("table4")) if isinstance(row, EvaluationRow)]
+    rows = [row for row in run.workspace.rows if isinstance(row, EvaluationRow)]
     status = {(row.stage, row.options.get("block_size")): (row.status, row.reason) for row in rows}
     assert status["ar_sft", None][0] == "done" and status["mars", 16][0] == "done"
     assert status["mars", 4][0] == "failed" and "cannot be loaded" in status["mars", 4][1]

@@ -15,7 +15,7 @@ from marsbench.rows.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = str(ROOT / "results" / "mini" / "table9.jsonl")
-SWEEP = str(ROOT / "results" / "mini" / "speedup.jsonl")
+SWEEP = str(ROOT / "results" / "mini" / "sweep.jsonl")
 DECODE = ["decode", "--prompt-ids", "prompts.jsonl"]
 SCORE = ["score", "--benchmark"]
 DISTILL = ["distill", "--checkpoint", "ar_sft", "--prompts", "asked.jsonl", "--out", "chats.jsonl"]
@@ -226,4 +226,4 @@ def test_what_cannot_be_measured_leaves_nothing_behind(folder: Path) -> None:
     done = CliRunner().invoke(app, ["reproduce", "table2", "--benchmarks", "real", "--data-dir", "empty", *output])
     assert done.exit_code == 3 and "could be measured" in done.stderr and "no local copy" in done.stderr
     workspace = Workspace(Path("out"), "micro")
-    assert not workspace.reports.exists() and not workspace.results("table2").parent.exists()
+    assert not workspace.reports.exists() and not workspace.store.exists()

@@ -129,7 +129,7 @@ def report(start: shared.Start) -> None:
         written = True
     if not written:
         raise UserError(
-            "there are no rows", where=str(Workspace(output, scale).results("table2").parent),
+            "there are no rows", where=str(Workspace(output, scale).store),
             fix=f"measure them: marsbench reproduce table2 --scale {scale}",
         )  # fmt: skip
     for page in (*write_whole_paper(output, scale), *write_gpu_page(output)):

@@ -56,7 +56,7 @@ def sweep(
 
 
 def results(
-    files: Annotated[list[Path], typer.Argument(help="Files of rows, such as results/mini/speedup.jsonl.")],
+    files: Annotated[list[Path], typer.Argument(help="Files or stores of rows, such as results/mini/sweep.jsonl.")],
     where: Annotated[
         list[str] | None, typer.Option(help="FIELD=VALUE that rows must have, such as method=mars; several times.")
     ] = None,
@@ -77,11 +77,11 @@ def results(
     if against is not None:
         from marsbench.findings.sweep import SweepCells, agreement
 
-        cells = agreement(SweepCells.of(rows), SweepCells.of(read_rows(against)))
+        cells = agreement(SweepCells.of(rows), SweepCells.of(matching(read_rows(against), where or [])))
         if not cells:
             raise UserError(
                 "the two have no cell of a sweep in common", where=str(against),
-                fix="give the rows of two sweeps of one grid, as in results/mini/speedup.jsonl",
+                fix="give the rows of two sweeps of one grid, as in results/mini/sweep.jsonl",
             )  # fmt: skip
         columns = ("contender", "batch size", "first", "second", "agree")
         shared.print_table("speed-up over ar in two runs", columns, map(_compared, cells))

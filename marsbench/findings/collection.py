@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
+from marsbench.findings.query import Query
 from marsbench.findings.seeds import BySeed, SeedRows
-from marsbench.line import Line
 from marsbench.presets import scales_shown_with
-from marsbench.rows.kinds import EvaluationRow, Row
-from marsbench.rows.store import read_rows
+from marsbench.rows.kinds import Row, any_measured
 from marsbench.rows.workspace import Workspace
-from marsbench.running.plans import TablePlan
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Collection:
         return SeedRows(rows, self.judged)
 
 
-Pages = Mapping[str, TablePlan | None]  # page -> its lines that answer benchmarks
+Pages = Mapping[str, Query]  # page -> what it takes
 
 
 def collect(root: Path, scale: str, pages: Pages) -> list[Collection]:
@@ -63,54 +61,40 @@ def whole_paper_folder(root: Path, scale: str) -> Path:
 
 
 def collection_of(workspace: Workspace, pages: Pages) -> Collection:
-    """The rows of one scale, whose folders `workspace` holds at seed 0."""
+    """The rows of one scale, whose folders `workspace` holds at seed 0.
+
+    A page that was made at any training seed is shown its lines at all of them, whatever page measured them there.
+    """
+    places = workspace.seeds()
+    stored = cache(_of_scale)
     rows: dict[str, dict[int, Sequence[Row]]] = {}
     links, folder = {}, whole_paper_folder(workspace.root, workspace.scale)
-    for page, (seed, of_seed) in product(pages, workspace.seeds().items()):
-        quick = replace(of_seed, variant="-".join(filter(None, ("quick", of_seed.variant))))
-        # A quick sweep stands in where there is no whole one.
-        if found := next((each for each in (of_seed, quick) if each.results(page).exists()), None):
-            measured = [row for row in read_rows(found.results(page)) if row.scale == workspace.scale]
-            rows.setdefault(page, {})[seed] = measured
-            if seed == 0:
-                links[page] = PurePath(os.path.relpath(found.reports / f"{page}.md", folder)).as_posix()
-    return Collection(workspace.scale, _completed(rows, pages), links)
+    for page, query in pages.items():
+        made = {seed: found for seed, place in places.items() if (found := _made_at(place, page)) is not None}
+        if not made:
+            continue
+        shown = {**places, **made} if query.seed is None else {0: replace(workspace, variant=f"seed{query.seed}")}
+        asks = {asked for place in shown.values() for asked in query.asks(stored(place))}
+        found_at = {seed: query.of(stored(place), asks) for seed, place in shown.items()}
+        rows[page] = {seed: found for seed, found in found_at.items() if seed in made or any_measured(found)}
+        if 0 in made:
+            links[page] = PurePath(os.path.relpath(made[0].reports / f"{page}.md", folder)).as_posix()
+    return Collection(workspace.scale, rows, links)
 
 
-def _completed(rows: dict[str, dict[int, Sequence[Row]]], pages: Pages) -> dict[str, dict[int, Sequence[Row]]]:
-    """The rows of pages with what they lack at a training seed and another page has measured there.
-
-    A line is the same line on every page: what all seeds say of it must not depend on which page asked them. It is lent
-    on all benchmarks that the page asks, or not at all. A page that stands apart neither lends nor borrows.
-    """
-    found = {page: by_seed for page, by_seed in rows.items() if (plan := pages[page]) and plan.apart}
-    others = {page: by_seed for page, by_seed in rows.items() if page not in found}
-    seeds = sorted({seed for by_seed in others.values() for seed in by_seed})
-    measured = {seed: _answered(*[by_seed.get(seed, []) for by_seed in others.values()]) for seed in seeds}
-    for page, by_seed in others.items():
-        plan = pages[page]
-        asks = list(dict.fromkeys(name for own in by_seed.values() for _, name in _answered(own)))
-        found[page] = {}
-        for seed in seeds:
-            own = by_seed.get(seed, [])
-            known = {row.arm for row in own if isinstance(row, EvaluationRow) and row.status == "done"}
-            lent = [
-                replace(measured[seed][what(line), name], arm=line.name)
-                for line in (plan.lines if plan else ())
-                if line.name not in known and all((what(line), name) in measured[seed] for name in asks)
-                for name in asks
-            ]
-            if seed in by_seed or lent:
-                found[page][seed] = [*own, *lent]
-    return found
+def alone(workspace: Workspace, pages: Pages) -> Collection:
+    """The rows of one store, without those of other training seeds."""
+    rows = _of_scale(workspace)
+    return Collection(
+        workspace.scale, {page: {0: pages[page].of(rows)} for page in workspace.pages if page in pages}, {}
+    )
 
 
-def what(line: Line | EvaluationRow) -> Hashable:
-    """What a line is, whatever a page calls it."""
-    return line.stage, line.method, tuple(sorted(line.options.items())), line.dtype
+def _made_at(place: Workspace, page: str) -> Workspace | None:
+    """Where a page was made at a training seed; a quick sweep stands in where there is no whole one."""
+    quick = replace(place, variant="-".join(filter(None, ("quick", place.variant))))
+    return next((each for each in (place, quick) if page in each.pages), None)
 
 
-def _answered(*pages: Sequence[Row]) -> dict[tuple[Hashable, str], EvaluationRow]:
-    """The cells with numbers, by what their line is and their benchmark."""
-    rows = [row for rows in pages for row in rows if isinstance(row, EvaluationRow) and row.status == "done"]
-    return {(what(row), row.benchmark): row for row in rows}
+def _of_scale(place: Workspace) -> list[Row]:
+    return [row for row in place.rows if row.scale == place.scale]

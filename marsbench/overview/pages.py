@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 from marsbench.files import write_atomically
 from marsbench.findings.claims import Judged, judge_all
-from marsbench.findings.collection import Collection, collect, collection_of, whole_paper_folder
+from marsbench.findings.collection import Collection, alone, collect, collection_of, whole_paper_folder
 from marsbench.findings.seeds import BySeed
 from marsbench.overview import explore, front_door, index, picture
 from marsbench.rows.kinds import Row
-from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.studies import pages, studies, studies_on
 from marsbench.studies.study import Study
@@ -41,20 +39,20 @@ def write_page(parts: Parts, scale: str, reports_dir: Path) -> list[Path]:
     return [write_atomically(reports_dir / f"{parts[0][0].page}.md", page), *figures]
 
 
-def parts_at(page: str, workspace: Workspace, collection: Collection | None) -> Parts:
-    """What stands on a page of a workspace, as far as that has rows of it; without a collection, of these alone."""
-    found = []
-    for study in studies_on(page):
-        if (file := workspace.results(study.key)).exists():
-            rows = read_rows(file)
-            shown = collection.shown_with(study.key, _seed_of(workspace)) if collection else {0: rows}
-            found.append((study, rows, shown))
-    return found
+def parts_at(page: str, workspace: Workspace, collection: Collection) -> Parts:
+    """What stands on a page of a workspace, of the rows of a collection that has them, as far as it was made there."""
+    seed, made = seed_of(workspace), set(workspace.pages)
+    return [
+        (study, shown[seed], shown)
+        for study in studies_on(page)
+        if study.key in made and seed in (shown := collection.shown_with(study.key, seed))
+    ]
 
 
-def _seed_of(workspace: Workspace) -> int:
-    (seed,) = [seed for seed, place in replace(workspace, variant="").seeds().items() if place == workspace]
-    return seed
+def seed_of(workspace: Workspace) -> int:
+    """The training seed of a workspace among those of its scale; 0 where it is none of them."""
+    places = replace(workspace, variant="").seeds()
+    return next((seed for seed, place in places.items() if place == workspace), 0)
 
 
 def write_study(study: Study, workspace: Workspace) -> Path:
@@ -64,7 +62,8 @@ def write_study(study: Study, workspace: Workspace) -> Path:
     """
     seeds = replace(workspace, variant="").seeds()
     if workspace not in seeds.values():
-        return write_page(parts_at(study.page, workspace, None), workspace.scale, workspace.reports)[0]
+        parts = parts_at(study.page, workspace, alone(workspace, pages()))
+        return write_page(parts, workspace.scale, workspace.reports)[0]
     collection = judged_collection(seeds[0])
     written = {
         place: write_page(parts, place.scale, place.reports)[0]
@@ -78,9 +77,11 @@ def write_scale(root: Path, scale: str) -> Iterator[Path]:
     """Render every page of a scale that has rows, one after another, and give each page's path."""
     whole = Workspace(root, scale)
     collection, seeds = judged_collection(whole), whole.seeds().values()
-    for workspace, page in product(whole.variants(), dict.fromkeys(study.page for study in studies().values())):
-        if parts := parts_at(page, workspace, collection if workspace in seeds else None):
-            yield write_page(parts, scale, workspace.reports)[0]
+    for workspace in whole.variants():
+        rows = collection if workspace in seeds else alone(workspace, pages())
+        for page in dict.fromkeys(study.page for study in studies().values()):
+            if parts := parts_at(page, workspace, rows):
+                yield write_page(parts, scale, workspace.reports)[0]
 
 
 def judged_collection(workspace: Workspace) -> Collection:

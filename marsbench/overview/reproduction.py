@@ -10,16 +10,14 @@ from rich.markup import escape
 
 from marsbench.errors import NothingMeasured, UserError
 from marsbench.executors.tasks import Executor
-from marsbench.files import write_atomically
 from marsbench.overview.pages import write_study, write_whole_paper
 from marsbench.overview.work import carry_out
 from marsbench.racing.grid import Grid
 from marsbench.racing.sweep import Sweep
 from marsbench.rows.kinds import Row, any_measured
-from marsbench.rows.store import rows_text
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
-from marsbench.studies import studies_of_paper, study_of
+from marsbench.studies import pages, studies_of_paper, study_of
 from marsbench.studies.study import Study
 
 
@@ -32,6 +30,11 @@ def reproduce_page(name: str, run: Run, executor: Executor, *, quick: bool = Fal
         UserError: if there is no page of that name.
     """
     study = study_of(name)
+    if study.plan and study.plan.seed not in (None, run.seed):
+        raise UserError(
+            f"{study.name} chooses between lines, on a training seed that no other page has",
+            fix=f"give --seed {study.plan.seed}",
+        )
     made = carry_out([study], run, executor, quick=quick, gpus=gpus)
     return _write_page(study, run, made[study.key], quick=quick)
 
@@ -79,14 +82,13 @@ def _write_page(study: Study, run: Run, made: list[Row] | UserError, *, quick: b
         raise made
     if study.grid is not None:
         return _publish(study, made, _named(run, "quick" if quick else ""))
-    workspace = run.workspace
-    if study.plan and study.plan.apart:  # its seed is the only one it has
-        workspace = replace(workspace, variant=workspace.variant.removesuffix(f"seed{run.seed}").rstrip("-"))
-    return _publish(study, made, workspace) if run.is_whole else None
+    return _publish(study, made, run.workspace) if run.is_whole else None
 
 
 def _publish(study: Study, rows: Sequence[Row], workspace: Workspace) -> Path:
     """Write a page's rows and the page with its figures; returns where it is.
+
+    What the page has taken from the store so far, and no other page of it takes, is replaced.
 
     Raises:
         NothingMeasured: there is nothing to show; what was published before is left as it is.
@@ -97,5 +99,8 @@ def _publish(study: Study, rows: Sequence[Row], workspace: Workspace) -> Path:
             f"nothing of {study.name} could be measured at scale {workspace.scale}: {'; '.join(reasons)}",
             fix=f"marsbench doctor --scale {workspace.scale} says what this machine lacks",
         )
-    write_atomically(workspace.results(study.key), rows_text(rows).encode())
+    before, queries = workspace.rows, pages()
+    others = [queries[name] for name in workspace.pages if name in queries and name != study.key]
+    stale = {row.id for row in study.query.of(before)} - {row.id for query in others for row in query.of(before)}
+    workspace.publish(study.key, [*[row for row in before if row.id not in stale], *rows])
     return write_study(study, workspace)

@@ -1,4 +1,4 @@
-"""The work behind some studies as one list of tasks, and what comes back: rows, which are written here alone.
+"""The work behind some studies as one list of tasks, and the rows of pages that come of it.
 
 A plan, one shard, processes of this machine and a cluster all read that list.
 """
@@ -19,8 +19,7 @@ from marsbench.executors.local import Here
 from marsbench.executors.tasks import Ended, Executor
 from marsbench.overview import PRELOAD
 from marsbench.presets import Preset
-from marsbench.rows.kinds import Row
-from marsbench.rows.store import RowStore
+from marsbench.rows.kinds import EvaluationRow, Row, Status
 from marsbench.running.graph import Known, Made, RunTask, after, answers, cells_of, settings_of, trainings
 from marsbench.studies import study_of
 from marsbench.studies.study import Study
@@ -31,25 +30,25 @@ if TYPE_CHECKING:
     from marsbench.running.run import Run
 
 _MOST = 4  # processes by default: each holds about a gibibyte
-_SCORING_S = 5.0  # of putting the answers of a page together and scoring them
+_MEASURING_S = 5.0  # of what a page measures itself
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageTask(RunTask):
-    """Makes rows of one page: one of its races, or whatever it measures itself beside the scores of its answers."""
+    """Makes what a page has beside answers: one of its races, or whatever it measures itself."""
 
     study: str
-    batch_size: int | None = None  # of its race; None = all rows of a page that has none
+    batch_size: int | None = None  # of its race; None = all that a page without a grid measures
     quick: bool = False
 
     def do(self, run: Run) -> Made:
         from marsbench.racing.sweep import Sweep
 
         study = study_of(self.study)
-        if study.grid is None or self.batch_size is None:
-            return Made(page=tuple(study.rows(run)))
-        grid = study.grid(run.scale, self.quick).part(run.shard).at(self.batch_size)
-        return Made(page=tuple(Sweep(run, grid).rows()))
+        if study.grid is not None and self.batch_size is not None:
+            grid = study.grid(run.scale, self.quick).part(run.shard).at(self.batch_size)
+            return Made(page=tuple(Sweep(run, grid).rows()))
+        return Made(page=tuple(study.measure(run)) if study.measure else ())
 
 
 def tasks_of(
@@ -62,21 +61,24 @@ def tasks_of(
     """
     stages = [stage for study in wanted for stage in study.trains(scale, quick)]
     trained = trainings(stages, scale, known, gpus=gpus if scale.pretrained else 1)
-    asked = cells_of([study.cells for study in wanted if study.cells], known)
-    found: list[RunTask] = [*trained, *answers(asked, trained, scale, known, workers=workers, shard=shard)]
+    asked = {asked.place: asked for study in wanted for asked in _cells(study, known)}
+    tasks: list[RunTask] = [*trained, *answers(asked.values(), trained, scale, known, workers=workers, shard=shard)]
     pages = [study for study in wanted if study.grid is not None or shard == (1, 1)]
-    return [*found, *[task for study in pages for task in _tasks_of_page(study, scale, known, found, quick)]]
+    return [*tasks, *[task for study in pages for task in _tasks_of_page(study, scale, known, tasks, quick)]]
+
+
+def _cells(study: Study, known: Known) -> list[Asked]:
+    return cells_of(study.plans, known, trained_before=study.trained_before)
 
 
 def _tasks_of_page(study: Study, scale: Preset, known: Known, before: Sequence[RunTask], quick: bool) -> list[PageTask]:
-    """What makes the rows of a page: one race per batch size, or all in one."""
-    cells = cells_of([study.cells] if study.cells else [], known)
-    first = after([*study.trains(scale, quick), *cells], before)
+    """What measures what a page has beside answers: one race per batch size, or all in one."""
+    first = after([*study.trains(scale, quick), *_cells(study, known)], before)
     common: dict[str, Any] = {"after": first, "study": study.key}
     if study.grid is None:
-        timed = study.times(scale)
-        title = f"timing and scoring {study.name}" if timed else f"scoring {study.name}"
-        return [PageTask(name=study.key, title=title, seconds=_SCORING_S, alone=timed, **common)]
+        title = f"timing {study.name}" if study.timed else f"measuring {study.name}"
+        task = PageTask(name=study.key, title=title, seconds=_MEASURING_S, alone=study.timed, **common)
+        return [task] if study.measure and (scale.world or not study.in_world) else []
     grid = study.grid(scale, quick)
     return [
         PageTask(
@@ -96,6 +98,7 @@ class FromRun(Known):
 
         super().__init__(run.scale)
         self._run, self._cells, self._checkpoints = run, Cells(run), Checkpoints(run)
+        self.answers: dict[str, EvaluationRow] = {}  # place of a cell -> its row, of those that were asked for
 
     def is_trained(self, trained: TrainedStage) -> bool:
         """Whether it may be taken as it is."""
@@ -104,10 +107,19 @@ class FromRun(Known):
     def asked(self, plan: TablePlan) -> list[str]:
         return self._run.asked(plan)
 
+    def is_there(self, trained: TrainedStage) -> bool:
+        return super().is_there(trained) or self._checkpoints.record(trained) is not None
+
+    def computes_in(self, dtype: str) -> bool:
+        return self._run.computes_in(dtype)
+
     def questions_left(self, asked: Asked) -> int:
         """See `Known`; none where it cannot be asked, as its page will say."""
         try:
-            if self._checkpoints.missing(asked.line.trained) or self._cells.known(asked):
+            if self._checkpoints.missing(asked.line.trained):
+                return 0
+            if (row := self._cells.known(asked)) is not None:
+                self.answers[asked.place] = row
                 return 0
             return len(self._run.exam(asked.benchmark, asked.questions).asked())
         except UserError:
@@ -117,7 +129,7 @@ class FromRun(Known):
 def carry_out(
     wanted: Sequence[Study], run: Run, executor: Executor, *, quick: bool = False, gpus: int = 1
 ) -> dict[str, list[Row] | UserError]:
-    """Do all that some studies lack, and write its rows as they come.
+    """Do all that some studies lack.
 
     Returns:
         Key of each study -> all rows of its page, or why there are none. A shard scores no answers.
@@ -128,50 +140,82 @@ def carry_out(
         return refused
     alone = isinstance(executor, Here)  # and says itself what it does
     how: dict[str, Any] = {"workers": 0 if alone else executor.workers, "quick": quick, "gpus": gpus}
-    planned, settings = tasks_of(wanted, run.scale, FromRun(run), **how, shard=run.shard), settings_of(run)
+    known = FromRun(run)
+    planned, settings = tasks_of(wanted, run.scale, known, **how, shard=run.shard), settings_of(run)
     tasks = [replace(task, settings=settings) for task in planned]
-    of_pages = [task for task in tasks if isinstance(task, PageTask)]
-    written, made = set[str](), dict[str, Ended]()
+    of_pages = {task.name: task for task in tasks if isinstance(task, PageTask)}
+    made = dict[str, Ended]()
     display = nullcontext() if alone else Display(run.reporter, tasks, run.workspace.logs)
     with closing(executor.run(tasks)) as running, display as shown:
         for ended in running:
             made[ended.name] = ended
-            for row in ended.value.rows:  # who was lost at the last moment, or shares a cell, hands them over again
-                if row.key not in written and run.store.rows().get(row.key) != row:
-                    run.keep(row)
-                written.add(row.key)
-            if ended.error is None:
-                RowStore(run.workspace.journal(ended.name)).remove()
             if ended.error is not None and run.existing == "fail":
                 raise ended.error
             if shown is not None:
                 shown.end(ended)
-            elif ended.error is not None and ended.name not in {page.name for page in of_pages}:
+            elif ended.error is not None and ended.name not in of_pages:
                 run.reporter.say(escape(str(ended.error)))
-    pages = {study.key: _page([made[task.name] for task in of_pages if task.study == study.key]) for study in wanted}
-    return refused | pages
+    results = _Results(run, known, [ended.value for ended in made.values()])
+    parts = {study.key: [made[name] for name, task in of_pages.items() if task.study == study.key] for study in wanted}
+    return refused | {study.key: results.page(study, parts[study.key]) for study in wanted}
 
 
-def _page(parts: Sequence[Ended]) -> list[Row] | UserError:
-    """The rows of a page, from all that made some of them, or the first reason why there are none."""
-    if error := next((part.error for part in parts if part.error is not None), None):
-        return error
-    rows = [row for part in parts for row in part.value.page]
-    # Each race names the trainings and the timed steps that all of them need.
-    return rows if len(parts) == 1 else list({row.key: row for row in rows}.values())
+class _Results:
+    """What the tasks of a run have made, put together by page."""
+
+    def __init__(self, run: Run, known: FromRun, made: Sequence[Made]) -> None:
+        from marsbench.running.cells import Cells
+        from marsbench.running.checkpoints import Checkpoints
+
+        self._run, self._known = run, known
+        self._failures = {place: why for each in made for place, why in each.failures.items()}
+        self._missing = {place: why for each in made for place, why in each.missing.items()}
+        self._answers = known.answers | {place: row for each in made for place, row in each.answers.items()}
+        self._cells, self._checkpoints = Cells(run), Checkpoints(replace(run, failures=self._failures))
+
+    def page(self, study: Study, parts: Sequence[Ended]) -> list[Row] | UserError:
+        """The rows of a page: trainings, what it measures itself, answers; or the first reason why there are none."""
+        if error := next((part.error for part in parts if part.error is not None), None):
+            return error
+        rows: list[Row] = [row for part in parts for row in part.value.page]
+        if study.plans and self._run.is_whole:
+            trained = self._checkpoints.trained(study.shows(self._run.scale))
+            cells = _cells(study, self._known)
+            answers = [self._answer(asked, f" (cell {place} of {len(cells)})") for place, asked in enumerate(cells, 1)]
+            rows = [*trained, *rows, *answers]
+        return list({row.key: row for row in rows}.values())  # races name the trainings that all of them need
+
+    def _answer(self, asked: Asked, said: str) -> Row:
+        """A cell, as its page's line, or a row that says why there is none."""
+        if (row := self._answers.get(asked.place)) is not None:
+            return replace(row, arm=asked.line.name)
+        line, places = asked.line, [*[stage.place for stage in asked.line.needs], asked.place]
+        failure = next(filter(None, map(self._failures.get, places)), "")
+        reason = failure or self._missing.get(asked.place) or self._run.cannot_ask(asked.benchmark, asked.questions)
+        reason = reason or next(filter(None, map(self._checkpoints.missing, line.needs)), "it was not answered")
+        status: Status = "failed" if failure else "skipped"
+        self._run.reporter.say(f"{line.label}, {asked.benchmark}{said}: {status} ({reason})")
+        return self._cells.without(asked, reason, status)
 
 
 def _refusal(study: Study, run: Run, quick: bool) -> list[Row] | UserError | None:
     """What a study that cannot be measured says at once, so that nothing is trained for it in vain; else None."""
     from marsbench.racing.sweep import Sweep
-    from marsbench.running.cells import Table
+    from marsbench.running.cells import Cells
 
     try:
         if study.grid is not None:
             Sweep(run, study.grid(run.scale, quick))
-        return study.rows(run) if study.cells is not None and not Table(run, study.cells).can_ask else None
+        cells = [asked for plan in study.plans for asked in plan.cells(run.asked(plan))]
     except UserError as error:
         return error
+    reasons = [run.cannot_ask(asked.benchmark, asked.questions) for asked in cells]
+    if not cells or not all(reasons):
+        return None
+    found = list(zip(cells, reasons, strict=True))
+    for name, reason in {asked.benchmark: reason for asked, reason in found}.items():
+        run.reporter.say(f"{name}: skipped ({reason})")
+    return [Cells(run).without(asked, reason) for asked, reason in found]
 
 
 def default_jobs(scale: Preset) -> int:

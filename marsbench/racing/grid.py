@@ -55,6 +55,7 @@ class Grid:
     positions: int = 1024  # also time forward passes of up to so many positions; 0 = none
     profiled: bool = False  # also time the parts of every contender's steps, in a run of their own
     backend: str | None = None  # what compiles; None = what is best on the device, as `--compile` has it
+    page: str = "speedup"  # whose it is
 
     @property
     def checkpoints(self) -> list[TrainedStage]:

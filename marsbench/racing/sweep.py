@@ -92,6 +92,7 @@ def _step_times(course: Course) -> StepTimeRow:
             "weight_bytes": size_of(loaded.model),
             "checkpoint": loaded.weights,
             "dtype": course.grid.dtype,
+            "grid": course.grid.page,
             "provenance": {**loaded.origin, **packing_in_words(), "others_cores": used},
         }
 
@@ -115,7 +116,7 @@ def _sweep_row(
         "batch_size": cell.batch_size, "benchmarks": course.questions.benchmarks, "prompts": len(course.prompts.ids),
         "prompts_hash": content_hash(course.prompts.ids),
         "prompt_cut": course.prompts.cuts if any(course.prompts.cuts) else [],
-        "max_new_tokens": course.max_new_tokens, "dtype": course.grid.dtype,
+        "max_new_tokens": course.max_new_tokens, "dtype": course.grid.dtype, "grid": course.grid.page,
         "provenance": {**provenance(seed=course.run.seed), **origin, **packing_in_words(), **seen},
     }  # fmt: skip
     measured = _measured(course, cell, found, outcomes) if found.status == "done" else {}

@@ -15,6 +15,7 @@ from pydantic import Discriminator, Tag
 
 from marsbench.methods import METHODS
 from marsbench.statistics.intervals import Answers, Estimate, accuracy, mean_of_benchmarks, tokens_per_forward
+from marsbench.training.records import weights_with_adapter
 from marsbench.training.stages import STAGES
 
 SCHEMA = 1
@@ -39,6 +40,11 @@ class Row:
     def __init_subclass__(cls) -> None:
         if "kind" in vars(cls):
             _KINDS[cls.kind] = cls
+
+    @property
+    def id(self) -> tuple[str, str]:
+        """What a store tells rows apart by: one recipe may have been trained twice."""
+        return self.key, self.checkpoint
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,15 @@ class TrainingRow(Row):
     seconds: float  # wall time of training, interruptions not counted
     loss: float  # mean over the last logging interval
     measures: Mapping[str, float] = field(default_factory=dict)  # such as the accuracy of each Medusa head
+    parent: str = (
+        ""  # SHA-256 of the weights that it starts from, where they were trained too; of an adapter, of its model
+    )
+
+    @property
+    def decoded(self) -> str:
+        """The `checkpoint` of what is decoded with it: an adapter decodes together with its parent."""
+        gated = self.parent and self.stage in STAGES and STAGES[self.stage].objective == "gated"
+        return weights_with_adapter(self.parent, self.checkpoint) if gated else self.checkpoint
 
 
 @dataclass(frozen=True)
@@ -167,6 +182,7 @@ class SweepRow(Row):
     graphs: int = 0  # shapes of a step that were compiled so far, at smaller batch sizes and other thresholds too
     compile_seconds: float = 0.0  # what that took, or reading it from disk
     profile: Mapping[str, float] = field(default_factory=dict)  # part of a step -> seconds, in an extra run
+    grid: str = "speedup"  # the page whose grid it is a cell of
 
     @property
     def is_lossless(self) -> bool:
@@ -243,6 +259,7 @@ class StepTimeRow(Row):
     others_cores: list[float] = field(default_factory=list)  # of each repeat: what others used; empty = unknown
     dtype: str = "float32"  # of weights and caches
     read_per_second: list[float] = field(default_factory=list)  # per repeat: bytes read, at best
+    grid: str = "speedup"  # the page whose grid it was timed for
 
     @property
     def read(self) -> float:

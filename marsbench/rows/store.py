@@ -1,16 +1,22 @@
-"""Rows on disk: JSON Lines, appended one at a time, safe against interruption and against a second writer."""
+"""Rows on disk, as JSON Lines.
+
+A run appends what it measures to one file, row by row, safe against interruption and against a second writer. What
+pages show lies in stores, a folder for each scale and training seed: a measurement stands there once.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 from marsbench.errors import unknown_name
+from marsbench.files import write_atomically
 from marsbench.json_lines import Log, parse_lines, read_text
 from marsbench.locks import locked
-from marsbench.rows.kinds import AnyRow, Row, to_json
+from marsbench.rows.kinds import AnyRow, EvaluationRow, Row, TrainingRow, to_json
 
 PATIENCE_S = 600.0  # with another writer, who holds the lock for a moment at a time
 _MEND = "remove the line; its cell is measured again"
@@ -33,47 +39,35 @@ class RowStore:
         self._lock = file.with_name(f"{file.name}.lock")
 
     def append(self, row: Row) -> None:
-        """Add a row; it is on disk when this returns."""
+        """Add a row that is not there; it is on disk when this returns. Several processes may write."""
         with locked(self._lock, patience_s=PATIENCE_S):
-            self._log.append(to_json(row))
+            if self.rows().get(row.key) != row:
+                self._log.append(to_json(row))
 
     def rows(self) -> dict[str, Row]:
         """Key -> row; an unfinished last line is passed over."""
         return {row.key: row for row in self._log.records()}
 
-    def remove(self) -> None:
-        """Remove the file, if it is there."""
-        for file in (self._log.file, self._lock):
-            file.unlink(missing_ok=True)
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a published file, or of a store: all files of a folder, those of folders below it left out."""
+    if path.is_dir():
+        return [row for file in sorted(path.glob("*.jsonl")) for row in read_rows(file)]
+    content = read_text(path, "check the path, or measure: marsbench reproduce table2")
+    return parse_lines(content, path, AnyRow, what="a row", mend=_MEND)
 
 
-class BorrowedStore(RowStore):
-    """A store that somebody else writes to: rows are kept here until they are handed over, beside those in the file.
-
-    `known` are rows that may not have come to the file yet. Those that are added lie in the journal, too: what was
-    killed before it could hand them over finds them there.
-    """
-
-    def __init__(self, file: Path, known: Iterable[Row] = (), *, journal: RowStore) -> None:
-        super().__init__(file)
-        self._known = {row.key: row for row in known}
-        self._journal = journal
-        self.added = journal.rows()
-
-    def append(self, row: Row) -> None:
-        """Keep a row for whoever writes."""
-        self._journal.append(row)
-        self.added[row.key] = row
-
-    def rows(self) -> dict[str, Row]:
-        """Key -> row, of the file and of what it is to hold."""
-        return {**super().rows(), **self._known, **self.added}
-
-
-def read_rows(file: Path) -> list[Row]:
-    """The rows of a published file."""
-    mend = f"give {file}/*.jsonl" if file.is_dir() else "check the path, or measure: marsbench reproduce table2"
-    return parse_lines(read_text(file, mend), file, AnyRow, what="a row", mend=_MEND)
+def write_rows(folder: Path, rows: Iterable[Row]) -> None:
+    """Write a store anew: one file per stage, and one for each other kind of work. Of equal rows, the last is kept."""
+    files = defaultdict[str, list[Row]](list)
+    for row in {row.id: row for row in rows}.values():
+        name = row.stage if isinstance(row, EvaluationRow | TrainingRow) else row.kind
+        files[f"{name}.jsonl"].append(row)
+    for name, of_file in files.items():
+        write_atomically(folder / name, rows_text(of_file).encode())
+    for file in folder.glob("*.jsonl"):
+        if file.name not in files:
+            file.unlink()
 
 
 def rows_text(rows: Iterable[Row]) -> str:

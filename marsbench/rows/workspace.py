@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marsbench.errors import UserError
+from marsbench.files import write_atomically
+from marsbench.json_lines import read_json
 from marsbench.locks import locked
 from marsbench.presets import DEFAULT_SCALE
-from marsbench.rows.store import PATIENCE_S
+from marsbench.rows.kinds import Row
+from marsbench.rows.store import PATIENCE_S, read_rows, write_rows
 from marsbench.training.stages import Recipe
 
+_PAGES = "pages.json"  # in a store: the pages that were made from it
 _FULL = 32 * 2**20  # bytes free below which a failed write is put down to a full disk
 
 
@@ -42,8 +47,28 @@ class Workspace:
         default = self.scale == DEFAULT_SCALE and not self.variant
         return self.root / "reports" if default else self.root / "reports" / self.scale / self.variant
 
-    def results(self, report: str) -> Path:
-        return self.root / "results" / self.scale / self.variant / f"{report}.jsonl"
+    @property
+    def store(self) -> Path:
+        """The folder of the rows that its pages show."""
+        return self.root / "results" / self.scale / self.variant
+
+    @property
+    def rows(self) -> list[Row]:
+        """What its store holds; nothing where there is none."""
+        return read_rows(self.store) if self.store.exists() else []
+
+    @property
+    def pages(self) -> list[str]:
+        """The pages that were made from its store."""
+        file = self.store / _PAGES
+        mend = "restore the file, or make a page again: marsbench reproduce table2"
+        return read_json(file, list[str], mend=mend) if file.exists() else []
+
+    def publish(self, page: str, rows: Iterable[Row]) -> None:
+        """Replace what its store holds, and add a page to those that are made from it."""
+        write_rows(self.store, rows)
+        names = sorted({*self.pages, page})
+        write_atomically(self.store / _PAGES, (json.dumps(names, indent=0) + "\n").encode())
 
     def variants(self) -> list[Workspace]:
         """The same folders for everything of this scale that has rows, the scale's own benchmarks first."""
@@ -52,8 +77,9 @@ class Workspace:
         return [replace(self, variant=name) for name in ("", *names)]
 
     def seeds(self) -> dict[int, Workspace]:
-        """Training seed -> the folders of its rows, for those that have any; seed 0, which has this one's, always."""
-        numbers = [seed.variant.removeprefix("seed") for seed in self.variants() if seed.variant.startswith("seed")]
+        """Training seed -> the folders of its rows, for those with pages; seed 0, which has this one's, always."""
+        places = [place for place in self.variants() if place.variant.startswith("seed") and place.pages]
+        numbers = [place.variant.removeprefix("seed") for place in places]
         others = sorted(int(number) for number in numbers if number.isdecimal())
         return {0: self} | {seed: replace(self, variant=f"seed{seed}") for seed in others}
 
@@ -68,10 +94,6 @@ class Workspace:
     def logs(self) -> Path:
         """What processes say that each do a part of a run's work."""
         return self.runs / "logs"
-
-    def journal(self, piece: str) -> Path:
-        """The rows of a piece of work that has not ended, or not well."""
-        return self.runs / "journals" / f"{piece}.jsonl"
 
     def answers(self, key: str, shard: tuple[int, int] = (1, 1)) -> Path:
         """The logged answers of one cell, or of one shard of it."""

@@ -1,25 +1,21 @@
-"""Cells: a line of a table on one benchmark, answered, scored and kept as a row; and tables, which are made of them."""
+"""Cells: a line of a table on one benchmark, answered, scored and kept as a row."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 
 from marsbench.answering import Answering
 from marsbench.evaluation.benchmarks import benchmark, fingerprint
 from marsbench.evaluation.harness import AnswerLog, Exam, answer, cut_in_words, room_for_prompt
-from marsbench.evaluation.local_data import Unavailable
 from marsbench.forward.linear import packing_in_words
 from marsbench.keys import content_hash, versions
 from marsbench.line import Line
 from marsbench.methods import METHODS
 from marsbench.provenance import products, provenance
-from marsbench.rows.kinds import EvaluationRow, Row, Status
-from marsbench.rows.workspace import full_disk_explained
+from marsbench.rows.kinds import EvaluationRow, Status
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import Asked, TablePlan
+from marsbench.running.plans import Asked
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded
 
@@ -32,8 +28,8 @@ class Cells:
     def __init__(self, run: Run) -> None:
         self._run, self._checkpoints = run, Checkpoints(run)
 
-    def cell(self, asked: Asked, loaded: Loaded, draft: Loaded | None = None, title: str = "") -> EvaluationRow:
-        """A cell, answered and scored now unless it was; tables that ask the same share what was measured."""
+    def cell(self, asked: Asked, loaded: Loaded, draft: Loaded | None = None, said: str = "") -> EvaluationRow:
+        """A cell, answered and scored now unless it was; its title on the terminal ends by what is `said`."""
         run, line = self._run, asked.line
         answering = self.answering(line, loaded, draft)
         weights = loaded.weights, draft.weights if draft else None
@@ -46,7 +42,7 @@ class Cells:
                 file.unlink(missing_ok=True)
         run.reporter.say_once(answering.remark)
         exam = run.exam(asked.benchmark, asked.questions).shard(*run.shard)
-        row = self._measure(line, answering, exam, key, title or f"{line.label}, {asked.benchmark}")
+        row = self._measure(line, answering, exam, key, f"{line.label}, {asked.benchmark}{said}")
         if run.is_whole:  # one shard's answers are logged, and make a row together with the others'
             run.keep(row)
         return row
@@ -79,7 +75,15 @@ class Cells:
         key = content_hash({"skipped": [line.name, asked.benchmark, scale, reason]})
         metric = benchmark(asked.benchmark).headline
         return EvaluationRow(
-            key, status, reason, scale, **line.identity, benchmark=asked.benchmark, metric=metric, provenance=origin
+            key,
+            status,
+            reason,
+            scale,
+            **line.identity,
+            benchmark=asked.benchmark,
+            metric=metric,
+            provenance=origin,
+            dtype=line.dtype,
         )
 
     def _key(
@@ -138,65 +142,3 @@ class Cells:
         share, speed = sum(row.correct) / len(row.correct), sum(row.emitted) / sum(row.forwards)
         self._run.reporter.say(f"{title}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")
         return row
-
-
-class Table:
-    """One table of a run."""
-
-    def __init__(self, run: Run, plan: TablePlan) -> None:
-        self._run, self._plan = run, plan
-        self._checkpoints, self._cells = Checkpoints(run), Cells(run)
-        self._benchmarks = run.asked(plan)
-        self._asked = [Asked(line, name, plan.questions) for line in plan.lines for name in self._benchmarks]
-
-    def rows(self) -> list[Row]:
-        """All rows in the table's order: trainings, the cost of a step, then the cells."""
-        with full_disk_explained(self._run.workspace.runs):
-            reasons = self._reasons()
-            if all(reasons.values()):  # nothing is trained for questions that cannot be asked
-                for name, reason in reasons.items():
-                    self._run.reporter.say(f"{name}: skipped ({reason})")
-                return [self._cells.without(asked, reasons[asked.benchmark]) for asked in self._asked]
-            rows: list[Row] = [*self._checkpoints.trainings(self._plan.stages)]
-            # Its batches are timed, in no shard; the paper says what the real scales cost.
-            if self._plan.step_cost and self._run.scale.world and self._run.is_whole:
-                from marsbench.running.training_cost import step_cost_row  # the trainer comes with it
-
-                rows.append(step_cost_row(self._run))
-            for _, cells in groupby(self._asked, key=lambda asked: (asked.line.needs, asked.line.dtype)):
-                rows += self._lines([*cells])
-            return rows
-
-    @property
-    def can_ask(self) -> bool:
-        """Whether this machine has the questions of any of its benchmarks: for none, nothing is trained."""
-        return not all(self._reasons().values())
-
-    def _reasons(self) -> dict[str, str]:
-        """Why each benchmark cannot be asked here, empty where it can."""
-        return {name: self._run.cannot_ask(name, self._plan.questions) for name in self._benchmarks}
-
-    def _lines(self, cells: Sequence[Asked]) -> list[EvaluationRow]:
-        """Lines that share their checkpoints, on every benchmark; what cannot be measured says why."""
-        known = [self._cells.known(asked) for asked in cells]
-        if len(measured := [row for row in known if row is not None]) == len(cells):  # nothing is to be loaded
-            return measured
-        # Why another process of this run could not measure a cell, empty where none has tried in vain.
-        places = [[*[stage.place for stage in asked.line.needs], asked.place] for asked in cells]
-        failures = [next(filter(None, map(self._run.failures.get, some)), "") for some in places]
-        found = ("", None, None) if all(failures) else self._checkpoints.available(cells[0].line)
-        return [self._row(asked, why, *found) for asked, why in zip(cells, failures, strict=True)]
-
-    def _row(
-        self, asked: Asked, failure: str, missing: str, loaded: Loaded | None, draft: Loaded | None
-    ) -> EvaluationRow:
-        """A cell, or a row that says why there is none: another process has failed, or something is missing here."""
-        title = f"{asked.line.label}, {asked.benchmark} (cell {self._asked.index(asked) + 1} of {len(self._asked)})"
-        try:
-            if loaded is not None and not failure:
-                return self._cells.cell(asked, loaded, draft, title)
-        except Unavailable as error:
-            missing = error.reason
-        status: Status = "failed" if failure else "skipped"
-        self._run.reporter.say(f"{title}: {status} ({failure or missing})")
-        return self._cells.without(asked, failure or missing, status)

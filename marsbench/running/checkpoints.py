@@ -127,6 +127,15 @@ class Checkpoints:
         ours = [trained for trained in wanted if self.trains(trained)]
         return [self.train(self.recipe(trained)) for trained in parents_first(ours, self._scale)]
 
+    def trained(self, wanted: Iterable[TrainedStage]) -> list[TrainingRow]:
+        """Those of some checkpoints that this run has trained, their parents first; nothing is trained."""
+        ours = parents_first([each for each in wanted if self.trains(each)], self._scale)
+        there = [(self.recipe(each), self.record(each)) for each in ours]
+        rows = [self._row(chosen, record) for chosen, record in there if record is not None]
+        for row in rows:  # a checkpoint may be older than the run's rows
+            self._run.store.append(row)
+        return rows
+
     def await_visible(self, wanted: Iterable[TrainedStage]) -> None:
         """Wait until this machine sees checkpoints that others have trained: a network file system takes a while.
 
@@ -163,15 +172,22 @@ class Checkpoints:
                 # Left by a kill at the very end.
                 shutil.rmtree(folder.with_name(f"{folder.name}.partial"), ignore_errors=True)
         self._run.renewed.add(chosen.key)
-        cost = {name: getattr(record, name) for name in _COST}
-        origin = {**record.provenance, **({"base": chosen.pretrained.base} if chosen.pretrained else {})}
-        row = TrainingRow(
-            chosen.key, "done", "", chosen.scale, chosen.stage, chosen.block_size, **cost, checkpoint=record.weights,
-            provenance=origin,
-        )  # fmt: skip
-        if is_first_process() and self._run.store.rows().get(chosen.key) != row:
+        row = self._row(chosen, record)
+        if is_first_process():
             self._run.store.append(row)
         return row
+
+    def _row(self, chosen: Recipe, record: TrainingRecord) -> TrainingRow:
+        """What a finished checkpoint's record says, as a row."""
+        cost = {name: getattr(record, name) for name in _COST}
+        origin = {**record.provenance, **({"base": chosen.pretrained.base} if chosen.pretrained else {})}
+        this = TrainedStage(chosen.stage, chosen.block_size)
+        parent = parents_first([this], self._scale)[this]
+        started_from = self.record(parent) if parent else None
+        return TrainingRow(
+            chosen.key, "done", "", chosen.scale, chosen.stage, chosen.block_size, **cost, checkpoint=record.weights,
+            provenance=origin, parent=record.base_weights or (started_from.weights if started_from else ""),
+        )  # fmt: skip
 
     def _train_now(self, chosen: Recipe, folder: Path) -> TrainingRecord:
         from marsbench.training.trainer import train

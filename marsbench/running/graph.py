@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmark as benchmark_of
+from marsbench.evaluation.local_data import Unavailable
 from marsbench.executors.tasks import Task
 from marsbench.line import TrainedStage
 from marsbench.presets import Preset
 from marsbench.progress import Reporter, quieten_libraries
-from marsbench.rows.kinds import Row
-from marsbench.rows.store import BorrowedStore, RowStore
+from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.rows.workspace import full_disk_explained
 from marsbench.running.estimates import decoding_s, questions_of, training
 from marsbench.running.plans import Asked, TablePlan, is_ours, parents_first
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from marsbench.running.run import Run
 
 _LEAST_S = 60.0  # of answering; less is not worth a task of its own
+_SCORING_S = 5.0  # of putting the parts of a cell together
 _PER_WORKER = 4  # tasks of answering for each worker, so that none has to wait long for the last one
-_OF_EACH = ("reporter", "borrowed", "failures", "renewed")  # what every process has of its own, of a run
+_OF_EACH = ("reporter", "failures", "renewed")  # what every process has of its own, of a run
 
 
 # ---- the kinds of tasks ---------------------------------------------------------------------------------------------
@@ -42,9 +43,10 @@ _OF_EACH = ("reporter", "borrowed", "failures", "renewed")  # what every process
 class Made:
     """What a task hands over."""
 
-    rows: tuple[Row, ...] = ()  # measured now, for the store
+    answers: Mapping[str, EvaluationRow] = field(default_factory=dict)  # place of a cell -> its row
     failures: Mapping[str, str] = field(default_factory=dict)  # what it could not make -> why (`Run.failures`)
-    page: tuple[Row, ...] = ()  # all rows of a page, or of one of its races
+    missing: Mapping[str, str] = field(default_factory=dict)  # place of a cell that cannot be measured here -> why
+    page: tuple[Row, ...] = ()  # what a page has beside answers, or the rows of one of its races
     trained: TrainedStage | None = None  # the checkpoint that is there now
     renewed: frozenset[str] = frozenset()  # keys made so far (`Run.renewed`)
 
@@ -79,20 +81,17 @@ class RunTask(Task):
 
         quieten_libraries()
         found = [result for result in made if result is not None]
-        rows = [row for result in found for row in result.rows]
         failures = {place: why for result in found for place, why in result.failures.items()}
-        workspace = self.settings["workspace"]
-        store = BorrowedStore(workspace.row_file, rows, journal=RowStore(workspace.journal(self.name)))
         renewed = {key for result in found for key in result.renewed}
-        run = Run(**self.settings, reporter=reporter, borrowed=store, failures=failures, renewed=renewed)
+        run = Run(**self.settings, reporter=reporter, failures=failures, renewed=renewed)
         with full_disk_explained(run.workspace.runs):
             Checkpoints(run).await_visible([result.trained for result in found if result.trained])
             done = self.do(run)
-        return replace(done, rows=tuple(store.added.values()), renewed=frozenset(run.renewed))
+        return replace(done, renewed=frozenset(run.renewed))
 
     @abstractmethod
     def do(self, run: Run) -> Made:
-        """Do it; rows that are kept are handed over."""
+        """Do it; its rows lie in the run's store when this returns."""
 
     def failed(self, error: UserError) -> Made:
         """What others hear of it where it has failed: nothing that needs what it makes can be measured."""
@@ -130,6 +129,8 @@ class AnswerTask(RunTask):
     """Answers cells of one checkpoint, or one part of the questions of some."""
 
     cells: tuple[Asked, ...]
+    numbers: tuple[int, ...]  # of the cells, among those to answer
+    of: int  # how many those are
     shard: tuple[int, int] = (1, 1)
 
     @property
@@ -145,13 +146,18 @@ class AnswerTask(RunTask):
         from marsbench.running.cells import Cells
         from marsbench.running.checkpoints import Checkpoints
 
-        _, loaded, draft = Checkpoints(run).available(self.cells[0].line)
-        if loaded is None:  # the page says so
-            return Made()
-        cells, failures = Cells(replace(run, shard=self.shard)), dict[str, str]()
-        for asked in self.cells:
+        reason, loaded, draft = Checkpoints(run).available(self.cells[0].line)
+        if loaded is None:
+            return Made(missing={asked.place: reason for asked in self.cells})
+        cells, failures, missing = Cells(replace(run, shard=self.shard)), dict[str, str](), dict[str, str]()
+        answers: dict[str, EvaluationRow] = {}
+        for number, asked in zip(self.numbers, self.cells, strict=True):
+            if asked.place in run.failures:
+                continue
             try:
-                cells.cell(asked, loaded, draft)
+                answers[asked.place] = cells.cell(asked, loaded, draft, f" (cell {number} of {self.of})")
+            except Unavailable as error:
+                missing[asked.place] = error.reason
             except UserError as error:
                 if run.existing == "fail":
                     raise
@@ -160,7 +166,7 @@ class AnswerTask(RunTask):
             except Exception as error:
                 traceback.print_exc(file=sys.stderr)
                 failures[asked.place] = f"{type(error).__name__}: {str(error).strip()}"
-        return Made(failures=failures)
+        return Made(answers if self.shard == (1, 1) else {}, failures, missing)
 
 
 # ---- which there are ------------------------------------------------------------------------------------------------
@@ -175,8 +181,16 @@ class Known:
     def is_trained(self, trained: TrainedStage) -> bool:
         return False
 
+    def is_there(self, trained: TrainedStage) -> bool:
+        """Whether there is a checkpoint, trained or published."""
+        return self._scale.ready_checkpoint(*trained) is not None or self.is_trained(trained)
+
     def asked(self, plan: TablePlan) -> list[str]:
         return plan.of(self._scale.benchmarks)
+
+    def computes_in(self, dtype: str) -> bool:
+        """Whether lines of this type of weights are measured."""
+        return True
 
     def questions_left(self, asked: Asked) -> int:
         """How many questions of a cell have no answers yet; none where there will be no checkpoint."""
@@ -207,12 +221,15 @@ def after(wanted: Iterable[TrainedStage | Asked], tasks: Iterable[RunTask]) -> t
     return tuple(task.name for task in tasks if places & task.makes)
 
 
-def cells_of(plans: Iterable[TablePlan], known: Known) -> list[Asked]:
-    """The cells of some tables, each once."""
-    all_of_them = [
-        Asked(line, name, plan.questions) for plan in plans for line in plan.lines for name in known.asked(plan)
+def cells_of(plans: Iterable[TablePlan], known: Known, *, trained_before: bool = False) -> list[Asked]:
+    """The cells of some tables that this machine computes; on checkpoints `trained_before`, if only those are asked."""
+    return [
+        asked
+        for plan in plans
+        for asked in plan.cells(known.asked(plan))
+        if known.computes_in(asked.line.dtype)
+        and (not trained_before or all(known.is_there(stage) for stage in asked.line.needs))
     ]
-    return list({task.place: task for task in all_of_them}.values())
 
 
 def answers(
@@ -235,15 +252,19 @@ def answers(
     for some, parts in (piece for group in groups.values() for piece in _in_pieces(group, seconds, size)):
         line, whole = some[0].line, sum(seconds[asked.place] for asked in some)
         shards = [(number, parts) for number in range(1, parts + 1)] if shard == (1, 1) else [shard]
-        for part in shards:
+        before = after(line.needs, trained)
+        for part in [*shards, *([(1, 1)] if len(shards) > 1 else [])]:  # what is answered in parts is scored as a whole
             numbers[line.trained] += 1
+            scores = part not in shards
             found.append(
                 AnswerTask(
                     name=f"answering-{line.trained.slug}-{numbers[line.trained]}",
                     title=f"answering with {line.trained.title}, piece {numbers[line.trained]}",
-                    after=after(line.needs, trained),
-                    seconds=whole / len(shards),
+                    after=(*before, *[task.name for task in found[-parts:]]) if scores else before,
+                    seconds=_SCORING_S if scores else whole / len(shards),
                     cells=tuple(some),
+                    numbers=tuple([*seconds].index(asked.place) + 1 for asked in some),
+                    of=len(seconds),
                     shard=part,
                 )
             )

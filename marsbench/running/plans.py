@@ -66,11 +66,9 @@ class TablePlan:
     benchmarks: tuple[str, ...] = ()  # as the paper calls them; none = all six
     within_training: bool = False  # asks no more steps than training shows, where the world has such a benchmark
     questions: int | None = None  # of each benchmark; None = all
-    step_cost: bool = False  # also time a training step
     figure: bool = False
     own: str = ""  # the name of a page of our own, which the paper has no table for
-    apart: bool = False  # chooses between lines, on a training seed whose rows no other page may take
-    elsewhere: tuple[Line, ...] = ()  # the paper's lines of this table whose counterparts another page measures
+    seed: int | None = None  # the training seed to measure it at, where it chooses between lines for other pages
 
     def __post_init__(self) -> None:
         if not self.own and not self.number.isdecimal():
@@ -90,6 +88,14 @@ class TablePlan:
         """Those of a scale's benchmarks that the table asks; a mini one stands for the one it is modelled on."""
         asked = [name for name in benchmarks if not self.benchmarks or modelled_on(name) in self.benchmarks]
         return [within_training(name) for name in asked] if self.within_training else asked
+
+    def asks(self, benchmark: str) -> bool:
+        """Whether its lines answer a benchmark, under this name."""
+        return self.of([benchmark]) == [benchmark] and (self.within_training or not benchmark.startswith("within_"))
+
+    def cells(self, benchmarks: Iterable[str]) -> list[Asked]:
+        """Its lines on some benchmarks."""
+        return [Asked(line, name, self.questions) for line in self.lines for name in benchmarks]
 
     @property
     def stages(self) -> list[TrainedStage]:

@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+import torch
+
 from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmark
 from marsbench.keys import content_hash
-from marsbench.line import Line
 from marsbench.presets import Preset
 from marsbench.progress import Reporter
 from marsbench.provenance import provenance
-from marsbench.rows.kinds import GenerationRow, Row, TokenClassRow
-from marsbench.rows.store import BorrowedStore, Existing, RowStore
+from marsbench.rows.kinds import Row
+from marsbench.rows.store import Existing, RowStore
 from marsbench.rows.workspace import Workspace
 from marsbench.running.plans import TablePlan
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:  # who trains, or serves what is trained, needs none of the sc
     from marsbench.evaluation.harness import Exam
 
 _RowKind = TypeVar("_RowKind", bound=Row)
-_OfLine = TypeVar("_OfLine", GenerationRow, TokenClassRow)
 
 
 @dataclass
@@ -46,13 +46,12 @@ class Run:
     prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward; changes no number
     compiled: bool | None = None  # steps as graphs, where they can be; None = where they are recorded
     reporter: Reporter = field(default_factory=Reporter)
-    borrowed: BorrowedStore | None = None  # where its rows go if another process writes them
-    failures: Mapping[str, str] = field(default_factory=dict)  # what another process has failed at -> why (`places`)
+    failures: Mapping[str, str] = field(default_factory=dict)  # what other tasks have failed at -> why (see `place`)
     renewed: set[str] = field(default_factory=set)  # keys made in this run, which `rerun` must not make twice
 
     def __post_init__(self) -> None:
         self.workspace.check_writable()
-        self.store: RowStore = self.borrowed or RowStore(self.workspace.row_file)
+        self.store = RowStore(self.workspace.row_file)
         self._exams: dict[tuple[str, int | None], Exam] = {}
 
     # ---- what it asks ----
@@ -94,6 +93,12 @@ class Run:
         except Unavailable as error:
             return error.reason
         return ""
+
+    def computes_in(self, dtype: str) -> bool:
+        """Whether lines of this type of weights are measured here: 16 bits where the machine computes in them."""
+        from marsbench.forward.fastest import reads_bf16
+
+        return dtype == "float32" or torch.cuda.is_available() or reads_bf16()
 
     def answer_limit(self, name: str) -> int:
         """How many tokens an answer to a benchmark may have in this run."""
@@ -138,12 +143,3 @@ def kept(
         row = new(key=key, status="done", reason="", scale=run.scale.scale, **made)
         run.keep(row)
     return row
-
-
-def skipped(run: Run, kind: type[_OfLine], line: Line, asked: str, reason: str, what: str) -> _OfLine:
-    """The row of a line that could not be measured on what it was asked."""
-    run.reporter.say(f"{what}: skipped ({reason})")
-    said: list[Any] = [run.scale.scale, *line.identity.values(), asked]
-    key = content_hash({"skipped": [kind.kind, *said, reason]})
-    make: Callable[..., _OfLine] = kind
-    return make(key, "skipped", reason, *said, provenance=provenance(seed=run.seed))

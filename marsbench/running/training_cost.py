@@ -28,7 +28,7 @@ from marsbench.keys import versions
 from marsbench.line import TrainedStage
 from marsbench.neighbours import others_cores, warning
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
-from marsbench.rows.kinds import StepCostRow, TrainingSpeedRow
+from marsbench.rows.kinds import Row, StepCostRow, TrainingSpeedRow
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run, kept
 from marsbench.training import checkpoints, records
@@ -45,7 +45,7 @@ _FIRST_REPEATS = 5  # that are not timed
 _FIRST_STEPS = 3  # of a training that are not: memory is new, and how much of a batch fits is measured
 
 
-def step_cost_row(run: Run) -> StepCostRow:
+def step_costs(run: Run) -> list[Row]:
     """The cost of a MARS step over an AR step, on the AR SFT checkpoint, which must be trained."""
     parent = Checkpoints(run).recipe(TrainedStage("ar_sft", None))
     folder = run.workspace.checkpoint(parent)
@@ -57,7 +57,7 @@ def step_cost_row(run: Run) -> StepCostRow:
         with run.reporter.bar("timing training steps"):
             return step_cost(run.scale, folder, run.seed)
 
-    return kept(run, StepCostRow, content, "the step costs", timed)
+    return [kept(run, StepCostRow, content, "the step costs", timed)]
 
 
 def step_cost(scale: Preset, checkpoint: Path, seed: int) -> dict[str, dict[str, list[Any]]]:

@@ -12,6 +12,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from marsbench.findings.query import Query
     from marsbench.running.plans import TablePlan
     from marsbench.studies.study import Item, Study
 
@@ -59,9 +60,9 @@ def plans() -> dict[str, TablePlan]:
     return {item.key: item.plan for item in items() if item.plan is not None}
 
 
-def pages() -> dict[str, TablePlan | None]:
-    """Key of every page -> its lines that answer benchmarks; None for a page without such lines."""
-    return {key: study.plan if study.scored else None for key, study in studies().items()}
+def pages() -> dict[str, Query]:
+    """Key of every page -> what it takes from a store."""
+    return {key: study.query for key, study in studies().items()}
 
 
 def plan_of(name: str) -> TablePlan:

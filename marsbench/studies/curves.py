@@ -25,8 +25,6 @@ from marsbench.studies.study import Study
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from marsbench.running.run import Run
-
 SCALES_OWN = "shipped base, gentle rate"  # the recipe of the tables
 CURVES: dict[str, tuple[str, ...]] = {  # words -> the endings of its stages, by steps
     SCALES_OWN: ("", "_2x_data", "_4x_data", "_8x_data"),
@@ -63,23 +61,7 @@ def _lines() -> Iterator[Line]:
                 yield replace(line, **named, label=f"{line.label}, {words}", published=None, optional=True)
 
 
-PLAN = TablePlan(
-    "curves", "More training and other sizes", tuple(_lines()), questions=QUESTIONS, own="Curves", apart=True
-)
-
-
-def measured(run: Run) -> list[Row]:
-    """The rows of the lines whose checkpoints are there; others are left for later. Trains nothing."""
-    from marsbench.running.cells import Table
-    from marsbench.running.checkpoints import Checkpoints
-
-    checkpoints = Checkpoints(run)
-    there = [
-        line
-        for line in PLAN.lines
-        if run.scale.ready_checkpoint(*line.trained) or checkpoints.record(line.trained) is not None
-    ]
-    return Table(run, replace(PLAN, lines=tuple(there))).rows()
+PLAN = TablePlan("curves", "More training and other sizes", tuple(_lines()), questions=QUESTIONS, own="Curves")
 
 
 # ---- the rule ----
@@ -258,7 +240,6 @@ STUDY = Study(
     on="regime",
     plan=PLAN,
     trained_before=True,
-    measure=measured,
     sections=_sections,
     figures=_figures,
 )

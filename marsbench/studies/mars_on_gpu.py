@@ -10,24 +10,29 @@ from marsbench.findings.cells import BENCHMARKS, done_cells, latest_cells
 from marsbench.findings.claims import TOKENS, Claim, Measured
 from marsbench.findings.in_words import p_value, plus_minus, with_interval
 from marsbench.findings.seeds import BySeed
+from marsbench.line import Line
 from marsbench.paper import published
 from marsbench.rendering.claims import page_claims
 from marsbench.rendering.markdown import folded, paragraphs, table
 from marsbench.rendering.sections import facts_section
 from marsbench.rows.kinds import EvaluationRow, Row, TrainingRow
+from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, mcnemar, paired_difference, tokens_per_forward
 from marsbench.studies.study import Study, ours
 
 BASE, ONE, SURE, UNSURE, VERIFIED = "gpu_base", "gpu_mars_one", "gpu_mars_0.95", "gpu_mars_0.8", "gpu_mars_verified"
-LINES = {
-    BASE: "base, AR decoding",
-    ONE: "MARS, one token",
-    SURE: "MARS, tau = .95",
-    UNSURE: "MARS, tau = .8",
-    VERIFIED: "MARS, verified (groups, W = 4)",
-}
 ASKED = ("ifeval", "gsm8k", "humaneval")
+_MARS = "base_mars"  # the stage
+_LINES = (
+    Line(BASE, "base, AR decoding", "base", "ar"),
+    Line(ONE, "MARS, one token", _MARS, "ar"),
+    Line(SURE, "MARS, tau = .95", _MARS, "mars", {"block_size": 4, "threshold": 0.95}),
+    Line(UNSURE, "MARS, tau = .8", _MARS, "mars", {"block_size": 4, "threshold": 0.8}),
+    Line(VERIFIED, "MARS, verified (groups, W = 4)", _MARS, "mars-verified", {"block_size": 4, "layout": "groups"}),
+)
+LINES = {line.name: line.label for line in _LINES}
+PLAN = TablePlan("gpu", "MARS on a real model", _LINES, ASKED, own="MARS on a real model")
 Of = Callable[[EvaluationRow], bool]
 
 
@@ -185,6 +190,7 @@ STUDY = Study(
     on="real-model",
     leads=True,
     in_paper=False,
+    also=(PLAN,),
     sections=sections,
     claims=ours("gpu", CLAIMS),
 )

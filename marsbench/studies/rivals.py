@@ -37,7 +37,7 @@ PLAN = TablePlan(
     "Rivals and what was tried for them",
     (AR_SFT, _DIFFUSION, _LONG, _SHIFTED, _NO_SFT, _NO_SFT_HARD, *_TREES, *_DRAFTS),
     own="Rivals",
-    apart=True,
+    seed=5,
 )
 PAGE = TablePage(
     plan=PLAN,

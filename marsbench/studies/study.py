@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marsbench.findings.claims import PAPERS, Claim, Section
+from marsbench.findings.query import RACED, Query
 from marsbench.findings.seeds import BySeed
 from marsbench.line import TrainedStage
 from marsbench.presets import Preset
@@ -53,9 +54,12 @@ class Study(Item):
 
     sections: Sections  # of its page
     figures: Callable[[Sequence[Row], Path], list[Path]] = lambda rows, folder: []  # writes them below a folder
-    measure: Callable[[Run], list[Row]] | None = None  # its rows beside those of its plan and its grid
+    measure: Callable[[Run], list[Row]] | None = None  # makes its rows beside answers, and those of its grid
+    kinds: tuple[type[Row], ...] = ()  # what those rows are
+    also: tuple[TablePlan, ...] = ()  # further lines that answer benchmarks
     grid: Callable[[Preset, bool], Grid] | None = None  # what it races at a scale, in full or quickly
     stages: tuple[TrainedStage, ...] = ()  # what it trains that is neither its plan's nor its grid's
+    in_world: bool = False  # whether its own `measure` is of the world's models alone
     timed: bool = False  # whether its own `measure` times something, so that nothing may run beside it
     scored: bool = True  # whether the lines of its plan answer benchmarks
     trained_before: bool = False  # measures the checkpoints of its plan that are there: training all takes hours
@@ -81,30 +85,26 @@ class Study(Item):
         """Write the figures that its page shows, as PNG and SVG, below a folder, and return their paths."""
         return self.figures([row for row in rows if row.scale == scale], reports_dir)
 
-    def times(self, scale: Preset) -> bool:
-        """Whether making its rows times something at a scale."""
-        return self.timed or self.grid is not None or bool(self.plan and self.plan.step_cost and scale.world)
+    @property
+    def plans(self) -> tuple[TablePlan, ...]:
+        """The lines that answer benchmarks."""
+        return (*([self.plan] if self.plan and self.scored else []), *self.also)
 
     @property
-    def cells(self) -> TablePlan | None:
-        """The lines that answer benchmarks with what a run trains for them."""
-        return self.plan if self.scored and not self.trained_before else None
+    def query(self) -> Query:
+        """What its page takes from a store."""
+        seed = self.plan.seed if self.plan else None
+        return Query(self.key, self.plans, self.shows, (*self.kinds, *(RACED if self.grid else ())), seed)
 
-    def trains(self, scale: Preset, quick: bool) -> list[TrainedStage]:
-        """The checkpoints behind its page, each once; `quick` is for what races a grid."""
-        of_plan = self.plan.stages if self.plan and not self.trained_before else []
+    def shows(self, scale: Preset, quick: bool = False) -> list[TrainedStage]:
+        """The checkpoints of its lines, each once; `quick` is for what races a grid."""
+        of_plans = [stage for plan in filter(None, (self.plan, *self.also)) for stage in plan.stages]
         of_grid = self.grid(scale, quick).checkpoints if self.grid else []
-        return list(dict.fromkeys([*of_plan, *of_grid, *self.stages]))
+        return list(dict.fromkeys([*of_plans, *of_grid]))
 
-    def rows(self, run: Run) -> list[Row]:
-        """All rows of its page, those measured now that were missing; one of several shards only answers."""
-        from marsbench.running.cells import Table
-
-        rows = Table(run, self.cells).rows() if self.cells else []
-        if self.measure is not None and (run.is_whole or not self.cells):
-            known = {row.key for row in rows}  # races name the trainings of their lines again
-            rows += {row.key: row for row in self.measure(run) if row.key not in known}.values()
-        return rows
+    def trains(self, scale: Preset, quick: bool = False) -> list[TrainedStage]:
+        """The checkpoints that are to be trained for its page."""
+        return [] if self.trained_before else list(dict.fromkeys([*self.shows(scale, quick), *self.stages]))
 
 
 def ours(page: str, claims: Iterable[Claim]) -> tuple[Claim, ...]:

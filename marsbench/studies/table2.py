@@ -19,12 +19,12 @@ from marsbench.paper import published
 from marsbench.rendering.figures import differences_figure
 from marsbench.rendering.page import TablePage
 from marsbench.rendering.sections import NO_SFT_DEVIATION, step_cost
-from marsbench.rows.kinds import Row
+from marsbench.rows.kinds import Row, StepCostRow
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, Interval, median_ratio
-from marsbench.studies.lines import AR_SFT, ONE_TOKEN, mars
-from marsbench.studies.study import Item, table_study
+from marsbench.studies.lines import AR_SFT, ONE_TOKEN
+from marsbench.studies.study import Item, measured_by, table_study
 
 _ONE, _SURE = {"block_size": 4, **ONE_TOKEN}, {"block_size": 4, "threshold": 0.95}
 PLAN = TablePlan(
@@ -60,8 +60,6 @@ PLAN = TablePlan(
             optional=True,
         ),
     ),
-    step_cost=True,
-    elsewhere=(mars("mars_no_sft_released", 4),),  # the paper's ablation; Table 3 measures it
 )  # fmt: skip
 _more_accurate, _as_accurate, _emits = partial(more_accurate, PLAN), partial(as_accurate, PLAN), partial(emits, PLAN)
 NOTHING_TO_TEACH = (
@@ -153,6 +151,10 @@ TRAINING_CLAIMS = (
 
 STUDY = table_study(
     PAGE,
+    kinds=(StepCostRow,),
+    measure=measured_by("marsbench.running.training_cost", "step_costs"),
+    in_world=True,
+    timed=True,
     asks="does MARS keep its accuracy at one token per forward pass?",
     section=Section("Table 2", (4, 2)),
     more_claims=TRAINING_CLAIMS,

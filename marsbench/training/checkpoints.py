@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +28,7 @@ from marsbench.json_lines import read_json
 from marsbench.progress import Reporter
 from marsbench.training.adapter_files import SHIPPED, base_of, is_adapter, read_adapter, read_head
 from marsbench.training.medusa import MedusaHeads
-from marsbench.training.records import finished, weights_hash
+from marsbench.training.records import finished, weights_hash, weights_with_adapter
 from marsbench.training.stages import BLOCKWISE, STAGES
 
 _NEEDED = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")  # files of a hub checkpoint that are loaded
@@ -162,7 +161,7 @@ def with_adapter(loaded: Loaded, adapter: str | Path) -> Loaded:
         )
     adapted = Adapted(alone, read_adapter(folder, alone))
     tokenizer = AutoTokenizer.from_pretrained(folder) if (folder / "tokenizer.json").is_file() else loaded.own_tokenizer
-    weights = hashlib.sha256(f"{loaded.weights} {record.weights}".encode()).hexdigest()
+    weights = weights_with_adapter(loaded.weights, record.weights)
     return replace(
         loaded, model=cast(PreTrainedModel, adapted), own_tokenizer=tokenizer, weights=weights,
         stage=str(record.recipe["stage"]), heads=None, acceptance=record.acceptance,

@@ -60,6 +60,11 @@ def in_json(record: TrainingRecord) -> bytes:
     return f"{json.dumps(asdict(record), indent=1)}\n".encode()
 
 
+def weights_with_adapter(weights: str, adapter: str) -> str:
+    """SHA-256 that stands for a model with an adapter, from those of both."""
+    return hashlib.sha256(f"{weights} {adapter}".encode()).hexdigest()
+
+
 def weights_hash(folder: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):

@@ -13,6 +13,7 @@ from marsbench.findings.between_lines import emits_more, label, more_accurate
 from marsbench.findings.cells import BENCHMARKS, done_cells, latest_cells
 from marsbench.findings.claims import TIMES, Claim, Finding
 from marsbench.findings.in_words import p_value
+from marsbench.findings.query import RACED
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, speed_up
 from marsbench.line import Line
@@ -72,8 +73,9 @@ def _grid(scale: Preset, batch_sizes: tuple[int, ...], *entries: Line) -> Grid:
     """A race against AR, of five laps over 48 prompts; less where the scale asks few questions anyway."""
     contenders = Line.raced(AR, "mars", AR), *entries
     if scale.in_seconds:
-        return Grid(contenders, tuple(size for size in batch_sizes if size < 16), prompts=12, repeats=3, positions=0)
-    return Grid(contenders, batch_sizes, prompts=48, repeats=5, positions=0)
+        few = tuple(size for size in batch_sizes if size < 16)
+        return Grid(contenders, few, prompts=12, repeats=3, positions=0, page="discrepancies")
+    return Grid(contenders, batch_sizes, prompts=48, repeats=5, positions=0, page="discrepancies")
 
 
 DIFFERS, SAME, NOT_RUN = "differs", "no difference seen", "not run"
@@ -233,6 +235,7 @@ STUDY = Study(
     place=1,
     plan=PLAN,
     measure=_races,
+    kinds=RACED,
     timed=True,
     sections=laid_out(__package__, slots, PLAN),
 )

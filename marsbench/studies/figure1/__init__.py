@@ -7,6 +7,7 @@ import re
 from marsbench.findings.claims import Section
 from marsbench.line import Line
 from marsbench.presets import Preset
+from marsbench.rows.kinds import GenerationRow
 from marsbench.running.plans import TablePlan
 from marsbench.studies.study import Study, measured_by
 from marsbench.world import Example, modelled_on, test_set
@@ -56,6 +57,7 @@ STUDY = Study(
     plan=PLAN,
     scored=False,
     measure=measured_by("marsbench.studies.figure1.measuring", "figure1_rows"),
+    kinds=(GenerationRow,),
     sections=lambda rows, scale, seeds: (),
     on="explore",
 )

@@ -11,6 +11,7 @@ from marsbench.findings.cells import Cells
 from marsbench.findings.claims import Claim
 from marsbench.rendering.figures import Labelled, labelled_figure, line_on, shared_benchmarks
 from marsbench.rendering.page import TablePage
+from marsbench.rows.kinds import TokenClassRow
 from marsbench.running.plans import TablePlan
 from marsbench.studies.gains.lines import ADAPTED, AR_OF_MARS, CHOSEN, HEADED, MEASURED, PLAN, with_choice
 from marsbench.studies.lines import AR_SFT
@@ -78,4 +79,5 @@ STUDY = table_study(
     asks="where does the gain come from, and what is left of it at equal accuracy?",
     place=2,
     plan=MEASURED,
+    kinds=(TokenClassRow,),
 )

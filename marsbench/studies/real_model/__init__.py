@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from marsbench.fetching.models import described, is_known
 from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, latest_stages
 from marsbench.findings.in_words import with_interval
+from marsbench.findings.query import RACED
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import A_A, SweepCells, over_prompts, races_in_words, speed_of, speed_up
 from marsbench.methods import METHODS
@@ -221,19 +222,13 @@ def _best_lossless(sweep: SweepCells, stages: Collection[str] = (arms.BASE, *arm
 
 def _races_and_speeds(run: Run) -> list[Row]:
     """A race in fp32, which keeps every promise to the token, and in bf16 where the machine computes in it."""
-    import torch
-
-    from marsbench.forward.fastest import reads_bf16
     from marsbench.racing.sweep import Sweep
-    from marsbench.running.cells import Table
     from marsbench.running.training_cost import training_speed_rows
 
-    in_bf16 = torch.cuda.is_available() or reads_bf16()
-    answered = Table(run, IN_BF16).rows() if in_bf16 else []
-    dtypes = ["float32", *(["bfloat16"] if in_bf16 else [])]
+    dtypes = [dtype for dtype in ("float32", "bfloat16") if run.computes_in(dtype)]
     grids = [arms.grid_at(run.scale, dtype, beside=beside) for beside in (False, True) for dtype in dtypes]
     raced = [row for grid in grids for row in Sweep(run, grid).rows()]
-    return [*answered, *raced, *(training_speed_rows(run, _STEPS) if run.scale.pretrained else [])]
+    return [*raced, *(training_speed_rows(run, _STEPS) if run.scale.pretrained else [])]
 
 
 STUDY = Study(
@@ -244,6 +239,8 @@ STUDY = Study(
     in_paper=False,
     plan=PLAN,
     measure=_races_and_speeds,
+    kinds=(*RACED, TrainingSpeedRow),
+    also=(IN_BF16,),
     timed=True,
     sections=laid_out(__package__, slots, PLAN),
     figures=draw,

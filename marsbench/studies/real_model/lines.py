@@ -149,6 +149,7 @@ def grid_at(scale: Preset, dtype: str, *, beside: bool = False) -> Grid:
         timeout_s=600,
         positions=0 if beside else 16 if small else 64,
         dtype=dtype,
+        page=PLAN.key,
     )
 
 

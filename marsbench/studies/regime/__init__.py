@@ -175,6 +175,8 @@ STUDY = Study(
     in_paper=False,
     plan=PLAN,
     measure=measured_by("marsbench.studies.regime.measuring", "text_losses"),
+    kinds=(TextLossRow,),
+    in_world=True,
     sections=laid_out(__package__, slots, PLAN),
     claims=ours("regime", CRITERIA[-1:]),
 )

@@ -25,8 +25,8 @@ _TEXTS_AT_ONCE = 64
 
 
 def text_losses(run: Run) -> list[Row]:
-    """A row per stage; none at a scale that has no world to take text from."""
-    return [_text_loss(run, stage) for stage in ("base", "ar_sft")] if run.scale.world else []
+    """A row per stage."""
+    return [_text_loss(run, stage) for stage in ("base", "ar_sft")]
 
 
 def _text_loss(run: Run, stage: str) -> TextLossRow:

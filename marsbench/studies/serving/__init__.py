@@ -217,6 +217,7 @@ STUDY = Study(
     in_paper=False,
     timed=True,
     measure=measured_by("marsbench.studies.serving.measuring", "serving_rows"),
+    kinds=(ServingRow,),
     stages=(TrainedStage("mars", 4),),
     sections=sections,
     claims=ours("serving", CLAIMS),

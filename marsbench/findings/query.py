@@ -1,0 +1,107 @@
+"""What a page takes from a store: answers of its lines, their trainings, and rows of kinds that it alone measures."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from typing import Any
+
+from marsbench.line import Line, TrainedStage
+from marsbench.presets import Preset, preset
+from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, TrainingRow
+from marsbench.running.plans import TablePlan, parents_first
+
+RACED = (SweepRow, StepTimeRow)  # the kinds of rows of a race
+Asks = AbstractSet[tuple[str, str]]  # plan, benchmark
+
+
+@dataclass(frozen=True)
+class Query:
+    """What a page takes; its lines are found by what they are, whatever page has measured them."""
+
+    page: str
+    plans: tuple[TablePlan, ...]  # whose lines answer benchmarks
+    stages: Callable[[Preset], Iterable[TrainedStage]]  # whose trainings it shows, with their parents'
+    kinds: tuple[type[Row], ...]  # of its other rows; of races, those of its own grid
+    seed: int | None = None  # the training seed of its rows, where it chooses between lines; None = of any
+
+    def of(self, rows: Sequence[Row], asks: Asks | None = None) -> list[Row]:
+        """Its rows: trainings, rows of its kinds, then answers in the order of its lines.
+
+        Of several trainings of a stage, and several rows of a cell, the best counts, see `ranked`. A line without a row
+        on each benchmark that its plan `asks` is left out; unless given, those of any of its lines here.
+        """
+        answers = [*self._answers(rows)]
+        own = [row for row in rows if type(row) in self.kinds and getattr(row, "grid", self.page) == self.page]
+        rank = ranked(rows, [*own, *[row for *_, row in answers]])
+        cells = defaultdict[tuple[str, str], dict[str, EvaluationRow]](dict)
+        for plan, line, row in answers:
+            best = max(cells[plan.key, line.name].get(row.benchmark, row), row, key=rank)
+            cells[plan.key, line.name][row.benchmark] = replace(best, arm=line.name)
+        wanted = self.asks(rows) if asks is None else asks
+        shown = [
+            row
+            for plan in self.plans
+            for line in plan.lines
+            if {name for key, name in wanted if key == plan.key} <= (found := cells[plan.key, line.name]).keys()
+            for row in found.values()
+        ]
+        return [*self._trainings(rows, rank), *own, *shown]
+
+    def asks(self, rows: Sequence[Row]) -> Asks:
+        """The benchmarks that the lines of each plan have rows on."""
+        return {(plan.key, row.benchmark) for plan, _, row in self._answers(rows)}
+
+    def _answers(self, rows: Sequence[Row]) -> Iterator[tuple[TablePlan, Line, EvaluationRow]]:
+        """Each answer with the line that it is of and the plan that asks for it."""
+        trained = {row.decoded: TrainedStage(row.stage, row.block_size) for row in rows if isinstance(row, TrainingRow)}
+        lines = defaultdict[Hashable, list[tuple[TablePlan, Line]]](list)
+        for plan in self.plans:
+            for line in plan.lines:
+                lines[_what(line)].append((plan, line))
+        for row in [row for row in rows if isinstance(row, EvaluationRow)]:
+            for plan, line in lines[_what(row)]:
+                few = plan.questions is None or len(row.correct) <= plan.questions
+                if few and plan.asks(row.benchmark) and trained.get(row.checkpoint, line.trained) == line.trained:
+                    yield plan, line, row
+
+    def _trainings(self, rows: Sequence[Row], rank: Callable[[Row], Any]) -> list[TrainingRow]:
+        """The training of each stage and of its parents, parents first."""
+        trainings = sorted((row for row in rows if isinstance(row, TrainingRow)), key=rank)
+        best = {TrainedStage(row.stage, row.block_size): row for row in trainings}
+        scale = preset(trainings[0].scale) if trainings else None
+        return [best[stage] for stage in parents_first(self.stages(scale), scale) if stage in best] if scale else []
+
+
+def ranked(rows: Iterable[Row], wanted: Iterable[Row]) -> Callable[[Row], Any]:
+    """What a row is chosen by among others of the same cell: the greatest.
+
+    It is finished; of the root with most of the `wanted` rows, of equal ones the newer; of most questions; the newest.
+    The root of a row is the first training of its checkpoint's lineage: where a recipe was trained twice, the lines of
+    a page are thereby of one lineage, as far as that has them.
+    """
+    made = [row for row in rows if isinstance(row, TrainingRow)]
+    trainings = {row.checkpoint: row for row in made} | {row.decoded: row for row in made}
+
+    def root(row: Row) -> str:
+        first = row.checkpoint
+        while first in trainings and trainings[first].parent in trainings:
+            first = trainings[first].parent
+        return first
+
+    counts = Counter(map(root, wanted))
+
+    def rank(row: Row) -> Any:
+        first = root(row)
+        began = str(trainings[first].provenance.get("started", "")) if first in trainings else ""
+        asked = len(row.correct) if isinstance(row, EvaluationRow) else 0
+        return row.status == "done", counts[first], began, asked, str(row.provenance.get("started", ""))
+
+    return rank
+
+
+def _what(line: Line | EvaluationRow) -> Hashable:
+    """What a line is, whatever a page calls it."""
+    return line.stage, line.method, tuple(sorted(line.options.items())), line.dtype
