@@ -92,7 +92,8 @@ PAGE = TablePage(
     opening=(
         "The recipes of the tables in four corners: from the base that they start from and from one that was trained "
         "two thirds as long, fine-tuned at their gentle rate and at ten times that (*hard*, AR SFT too). One training "
-        "seed but for the first corner. **In part:** no curve over training steps was measured."
+        "seed but for the first corner. **In part:** curves over training steps stand on this page only where "
+        "`marsbench reproduce curves` has measured them."
     ),
     claims=_RATE,
     lines=tuple(name + ending for ending in CORNERS for name in (AR_SFT.name, _ONE, _B4)),
