@@ -215,7 +215,8 @@ def _contenders(given: dict[str, Any], number: int) -> Iterator[Line]:
 def _contender(given: dict[str, Any], varied: list[str], where: str) -> Line:
     threshold = None if given.get("threshold") == "one" else given.get("threshold")
     _checked(given | {"threshold": threshold}, _Given, where)
-    method, options = given["method"], {name: given[name] for name in given if name in OPTIONS}
+    method = given["method"]
+    options = {name: value for name, value in given.items() if name in OPTIONS and value is not None}
     try:
         Decoding(method=method, threshold=threshold, **options).check().check_heard(method)
         for name in (given["stage"], given.get("draft")):
