@@ -235,8 +235,8 @@ def index_of(root: Path) -> str:
 def test_a_line_is_the_same_line_on_every_page() -> None:
     """Guards against rows that one page lends another and that are of something else."""
     found: dict[str, set[str]] = {}
-    for plan in pages().values():
-        for arm in plan.lines if plan else ():
+    for plan in [plan for query in pages().values() for plan in query.plans]:
+        for arm in plan.lines:
             found.setdefault(arm.name, set()).add(
                 f"{arm.trained} {arm.draft} {arm.method} {sorted(arm.options.items())}"
             )
