@@ -466,9 +466,10 @@ def test_a_file_that_is_no_grid_is_named(text: str | bytes | None, tmp_path: Pat
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError, match="'repeats' is given twice" if text == NO_GRIDS[0] else str(file)):
         read_grid(file)
-    first = "contenders: [&ar {name: ar, method: ar, stage: mars}, {<<: *ar, name: again}]\n"
+    first = "contenders: [&ar {name: ar, method: ar, stage: mars}, {<<: *ar, name: again},"
+    first += " {method: mars-verified, stage: mars, window: null, acceptance: {mean: 2}}]\n"
     file.write_text(yaml.safe_dump(broken(contenders=[])).replace("contenders: []\n", first))
-    assert [one.name for one in read_grid(file).contenders] == ["ar", "again"], "what is taken over is not given"
+    assert [one.name for one in read_grid(file).contenders] == ["ar", "again", "mars-verified"]
 
 
 # ---------------------------------------------------------------------- the position law
