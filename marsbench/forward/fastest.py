@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from marsbench.files import write_atomically
-from marsbench.forward.native import VARIABLE, instructions, is_native, library, pack, product
+from marsbench.forward.native import VARIABLE, instructions, is_native, large_pages, library, pack, product
 from marsbench.json_lines import parse_json
 from marsbench.provenance import cpu_name
 
@@ -92,7 +92,8 @@ def _measured(dtype: torch.dtype, positions: int) -> float:
     weight = torch.full(_SHAPE, 0.01, dtype=dtype)
     count = max(2, _BYTES // weight.nbytes // (1 if positions <= 8 else 8))
     values = torch.ones(positions, _SHAPE[1], dtype=dtype)
-    plain, packed = ([of.clone() for _ in range(count)] for of in (weight, pack(weight)))
+    plain, once = [weight.clone() for _ in range(count)], pack(weight)
+    packed = large_pages(count * once.nbytes).view(dtype).view(count, *once.shape).copy_(once)
     ratios = list[float]()
     for _ in range(_REPEATS + 1):
         begin = perf_counter()

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from marsbench.forward.adapter import LowRank
 from marsbench.forward.fastest import most_positions, times_torch
-from marsbench.forward.native import BLOCK, can_pack, pack, product
+from marsbench.forward.native import BLOCK, can_pack, large_pages, pack, product
 
 VARIABLE = "MARSBENCH_PACK"  # 0 = weights are never packed
 
@@ -236,8 +236,11 @@ def pack_sites(sites: Sequence[Site]) -> bool:
     needed = sum(weight.nbytes for site, _ in missing for weight in site.weights) * _SPARE
     if not missing or needed >= psutil.virtual_memory().available:
         return has_changed
+    room = large_pages(sum(weight.nbytes for site, _ in missing for weight in site.weights))
     for site, most in missing:
-        site.copy = COPIES[_places(site.weights)] = Copy.of(site.weights, site.biases, most)
+        copy = site.copy = COPIES[_places(site.weights)] = Copy.of(site.weights, site.biases, most)
+        place, room = room.tensor_split([copy.packed.nbytes])
+        copy.packed = place.view(copy.packed.dtype).view_as(copy.packed).copy_(copy.packed)
     return True
 
 

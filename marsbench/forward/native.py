@@ -7,6 +7,7 @@ seconds; the library is kept beside the models that are fetched.
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import shutil
 import subprocess
@@ -42,6 +43,18 @@ def pack(weight: Tensor) -> Tensor:
     each = 4 // weight.element_size()
     blocks = weight.detach().reshape(outputs // BLOCK, BLOCK, inputs // each, each)
     return blocks.transpose(1, 2).reshape(outputs // BLOCK, inputs // each, BLOCK * each).contiguous()
+
+
+def large_pages(nbytes: int) -> Tensor:
+    """Memory of so many bytes, uint8 [nbytes], in large pages where the system has them.
+
+    A step reads all packed weights: from pages of 4 KiB that takes up to a fifth longer.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(nbytes, dtype=torch.uint8)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def product(values: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
