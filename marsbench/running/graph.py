@@ -126,7 +126,7 @@ class TrainTask(RunTask):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerTask(RunTask):
-    """Answers cells of one checkpoint, or one part of the questions of some."""
+    """Answers cells of one checkpoint, in one type of numbers, or one part of the questions of some."""
 
     cells: tuple[Asked, ...]
     numbers: tuple[int, ...]  # of the cells, among those to answer
@@ -246,7 +246,7 @@ def answers(
         if questions := known.questions_left(asked):
             tokens = questions * benchmark_of(asked.benchmark).answer_limit(scale.max_new_tokens)
             seconds[asked.place] = decoding_s(tokens, scale) / shard[1]
-            groups[asked.line.trained, asked.line.draft].append(asked)
+            groups[asked.line.trained, asked.line.draft, asked.line.dtype].append(asked)
     size = max(_LEAST_S, sum(seconds.values()) / (_PER_WORKER * workers)) if workers else math.inf
     numbers, found = Counter[TrainedStage](), list[AnswerTask]()
     for some, parts in (piece for group in groups.values() for piece in _in_pieces(group, seconds, size)):

@@ -53,7 +53,8 @@ class Asked(NamedTuple):
     def place(self) -> str:
         """What it is called in `Run.failures`: the same for all tables that share it."""
         line = self.line
-        return json.dumps([line.trained, line.draft, line.method, line.options, self.benchmark, self.questions])
+        what = [line.trained, line.draft, line.method, line.options, line.dtype]
+        return json.dumps([*what, self.benchmark, self.questions])
 
 
 @dataclass(frozen=True)
