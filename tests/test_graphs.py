@@ -34,7 +34,6 @@ from marsbench.compiled import graphs as graphs_module
 from marsbench.compiled.graphs import Graphs, Run, kind_of_batch, why_not
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
-from marsbench.evaluation.lm_eval_model import MarsbenchLM
 from marsbench.forward import decoder, window
 from marsbench.forward.masks import additive_mask, lowest_of
 from marsbench.methods import Decoding, Options, build_method
@@ -332,8 +331,8 @@ def test_steps_are_recorded_where_nobody_says_otherwise(given: dict[str, Any]) -
     assert kind_of_batch(model, method)[0] is not Batch and kind_of_batch(model, method, False) == (Batch, "")
     assert kind_of_batch(model, outside) == (Batch, "") and "loop of its own" in kind_of_batch(model, outside, True)[1]
     said = [Decoding().compiled, Start().compiled, Settings("").compile]
-    said += [signature(one).parameters["compiled"].default for one in (running.Run, MarsbenchLM, generate)]
-    assert said == [None] * 6
+    said += [signature(one).parameters["compiled"].default for one in (running.Run, generate)]
+    assert said == [None] * 5
 
 
 def test_a_batch_runs_through_few_shapes(given: dict[str, Any]) -> None:

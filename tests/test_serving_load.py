@@ -150,7 +150,7 @@ def test_the_page_judges_the_claims() -> None:
 
 def test_the_study_has_the_machine_for_itself() -> None:
     """Guards against a study taken for one that times nothing: a thread for the engine alone, all for the server's."""
-    assert STUDY.times(preset("mini"))
+    assert STUDY.timed
 
 
 @pytest.mark.parametrize(("scale", "most"), [("mini", 20), ("135m", 25)])

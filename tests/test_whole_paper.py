@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,11 +21,10 @@ from marsbench.findings.cells import columns, latest_cells
 from marsbench.findings.claims import Claim, Finding, judge_all
 from marsbench.findings.collection import collect
 from marsbench.findings.seeds import pooled
-from marsbench.overview import reproduction, work
+from marsbench.overview import reproduction
 from marsbench.overview.pages import EXPLORE, whole_paper, write_whole_paper
 from marsbench.overview.work import executor_of
 from marsbench.presets import preset
-from marsbench.racing.sweep import Sweep
 from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
 from marsbench.rows.workspace import Workspace
@@ -332,22 +332,16 @@ def test_what_the_paper_numbers_is_made_by_its_number(
     name: str, page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Guards against a table or figure that nobody can ask for, or that makes another page."""
-    made, raced = [], [replace(row, scale="micro") for row in sweep(AS_PUBLISHED)]
+    made = list[str]()
 
-    def rows(study: Study, run: Run) -> list[Row]:
-        made.append(study.key)
-        arm = study.plan.lines[0]  # type: ignore[union-attr]
-        return [replace(answered(arm, "gsm8k", [1.0], [2], [1]), scale="micro")]
+    def carry_out(wanted: Sequence[Study], *_: Any, **__: Any) -> dict[str, list[Row]]:
+        made.extend(study.key for study in wanted)
+        if page == "speedup":
+            return {page: [replace(row, scale="micro") for row in sweep(AS_PUBLISHED)]}
+        (study,) = wanted
+        return {page: [replace(answered(study.plans[0].lines[0], "gsm8k", [1.0], [2], [1]), scale="micro")]}
 
-    def races(sweep: Sweep) -> list[Row]:
-        made.append("speedup")
-        return raced
-
-    monkeypatch.setattr(Study, "rows", rows)
-    monkeypatch.setattr(Sweep, "rows", races)
-    for before in ("trainings", "answers"):
-        monkeypatch.setattr(work, before, lambda *_, **__: [])
-    monkeypatch.setattr(work, "_refusal", lambda *_: None)
+    monkeypatch.setattr(reproduction, "carry_out", carry_out)
     assert {item.key: study.key for study in studies().values() for item in study.holds} == HELD_BY
     run = Run(preset("micro"), Workspace(tmp_path, "micro"))
     written = reproduction.reproduce_page(name, run, executor_of(run, jobs=1))

@@ -14,7 +14,7 @@ from marsbench.cli import app
 from marsbench.rows.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parent.parent
-ROWS = str(ROOT / "results" / "mini" / "table9.jsonl")
+ROWS = str(ROOT / "results" / "mini" / "ar_sft.jsonl")
 SWEEP = str(ROOT / "results" / "mini" / "sweep.jsonl")
 DECODE = ["decode", "--prompt-ids", "prompts.jsonl"]
 SCORE = ["score", "--benchmark"]
@@ -168,7 +168,7 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "distill: no such checkpoint": ([*DISTILL, "--checkpoint", "./nowhere"], "no such checkpoint"),
     "distill: answers as long as the context": ([*DISTILL, "--max-new-tokens", "512"], "no room"),
     "distill: no such scale": (["distill", "--prompts", "asked.jsonl", "--out", "o.jsonl", "--scale", "huge"], "mini"),
-    "results: a folder": (["results", str(ROOT / "results" / "mini")], "*.jsonl"),
+    "results: a folder without rows": (["results", str(ROOT / "docs")], "no rows"),
     "results: no match to write": (["results", ROWS, "--where", "method=magic", "--out", "o.csv"], "no row"),
     "results: a field that there is not": (["results", ROWS, "--where", "colour=red"], "benchmark"),
     "results: output is a folder": (["results", ROWS, "--out", "data.csv/.."], "kind of file"),

@@ -21,7 +21,10 @@ FORMATS = (".csv", ".parquet", ".jsonl")
 
 
 def merged(files: Sequence[Path]) -> list[Row]:
-    """The rows of all files; of a cell that several of them hold, the last finished row, else the last."""
+    """The rows of files and stores; of a cell that several of them hold, the last finished row, else the last."""
+    for file in files:
+        if file.is_dir() and not any(file.glob("*.jsonl")):
+            raise UserError("no rows are here", where=str(file), fix="give a file or a store of rows: results/mini")
     rows: dict[str, Row] = {}
     for row in (row for file in files for row in read_rows(file)):
         if row.key not in rows or row.status == "done" or rows[row.key].status != "done":
