@@ -7,7 +7,13 @@ what it needs.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+# Who tells torch to use AVX2 alone means oneDNN, too: with AMX in one and not in the other, torch's attention in bf16
+# ends in an error ("pack_vnni2 is only supported when avx512 is supported").
+if os.environ.get("ATEN_CPU_CAPABILITY") == "avx2":
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 if TYPE_CHECKING:
     from marsbench.transformers_generate import generate
