@@ -231,18 +231,6 @@ class SweepRow(Row):
         """Entries of a window, over all rows of the batch; 0 = not known."""
         return self.positions / self.forwards if self.forwards else 0.0
 
-    @property
-    def positions_of_a_row(self) -> float:
-        """Mean width of a row's window: positions over the forwards that rows took part in after their prompt's."""
-        return self.positions / max(sum(self.row_forwards) - self.prompts, 1)
-
-    @property
-    def weights_read_per_second(self) -> float:
-        """Bytes per second of the model's weights, which every forward reads once; 0 = not known."""
-        if self.draft:  # a draft model's own forwards are not counted
-            return 0.0
-        return 1000 * self.target_bytes / self.ms_per_forward if self.forwards else 0.0
-
 
 @dataclass(frozen=True)
 class StepTimeRow(Row):
