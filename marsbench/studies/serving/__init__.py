@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from statistics import fmean
@@ -17,30 +17,12 @@ from marsbench.rendering.page import laid_out
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
-from marsbench.studies.serving import findings
+from marsbench.studies.serving import findings, policies
 from marsbench.studies.serving.findings import Cells, accuracy, goodput, over_repeats, tokens_per_second, typical
-from marsbench.studies.serving.policies import (
-    AR,
-    AT_ONCE,
-    BY_ROWS,
-    FAST,
-    FEW,
-    FIRST_TOKEN,
-    LOWEST,
-    PER_TOKEN,
-    TRIED_LOSSLESS,
-    TRIED_LOSSY,
-    Policy,
-)
-from marsbench.studies.study import Study, measured_by, ours
+from marsbench.studies.serving.policies import AR, AT_ONCE, BY_ROWS, FAST, FEW, TRIED_LOSSLESS, TRIED_LOSSY, Policy
+from marsbench.studies.study import Study, measured_by
 
-COST = "cost of a forward, in forwards of `ar`"
-
-
-def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterable[str]:
-    if not Cells.of(rows):
-        return [f"# Serving at scale {scale}: nothing measured yet"]
-    return laid_out(__name__, _slots)(rows, scale, seeds)
+_COST = "cost of a forward, in forwards of `ar`"
 
 
 def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
@@ -65,8 +47,8 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "unanswered": f"Of {sum(row.requests for row in laps):,} requests, {lost:,} were not answered." if lost else "",
         "target_first": f"{1000 * last.target_first_token:.0f}",
         "target_each": f"{1000 * last.target_per_token:.2f}",
-        "times_first": f"{FIRST_TOKEN:.0f}",
-        "times_each": f"{PER_TOKEN:.0f}",
+        "times_first": f"{policies.FIRST_TOKEN:.0f}",
+        "times_each": f"{policies.PER_TOKEN:.0f}",
         "at_once": str(AT_ONCE),
         "http": _http(cells),
     }
@@ -77,28 +59,24 @@ def _right(cells: Cells) -> str:
     if fast is None or ar is None:
         return ""
     return (
-        f"- On a full server, {100 * fast:.0f} % of the answers at tau = {LOWEST:g} are right, of those by `ar` "
-        f"{100 * ar:.0f} %."
+        f"- On a full server, {100 * fast:.0f} % of the answers at tau = {policies.LOWEST:g} are right, of those by "
+        f"`ar` {100 * ar:.0f} %."
     )
 
 
 def _tried(cells: Cells) -> str:
     """What came of the controller that was taken out, in a line."""
     loads = {"for a request alone": 1.0, "for each of four": 4.0, "on a full server": cells.full}
-    speed = [
-        f"{what} {_said(over)}" for what, load in loads.items() if (over := cells.ratio(TRIED_LOSSLESS, AR.name, load))
-    ]
-    good = [
-        f"{_said(over)} ({name.removeprefix('adaptive, ')})"
-        for name in (TRIED_LOSSLESS, TRIED_LOSSY)
-        if (over := cells.ratio(name, AR.name, max(cells.loads, default=0.0), "steady"))
-    ]
-    if not speed:
+    over = {what: cells.ratio(TRIED_LOSSLESS, AR.name, load) for what, load in loads.items()}
+    if not (speed := [f"{what} {_said(found)}" for what, found in over.items() if found]):
         return ""
-    under = f"; good answers per second over `ar`'s at load {max(cells.loads):g}: {', '.join(good)}" if good else ""
+    most = max(cells.loads, default=0.0)
+    good = {name: cells.ratio(name, AR.name, most, "steady") for name in (TRIED_LOSSLESS, TRIED_LOSSY)}
+    under = [f"{_said(found)} ({name.removeprefix('adaptive, ')})" for name, found in good.items() if found]
     return (
         "A controller that learned from acceptance while it served was tried and taken out. Its tokens/s over `ar`'s: "
-        f"{', '.join(speed)}{under}."
+        f"{', '.join(speed)}"
+        + (f"; good answers per second over `ar`'s at load {most:g}: {', '.join(under)}." if under else ".")
     )
 
 
@@ -156,10 +134,11 @@ def _carried(cells: Cells) -> str:
     lines = []
     for policy, rows in cells.by_policy("together", cells.full):
         over = cells.ratio(policy.name, AR.name, cells.full)
-        tokens = f"{findings.per_forward(rows):.2f}"
-        lines.append([policy.name, _rate(rows), _said(over), tokens, _cost(rows, over), _share(rows)])
+        tokens = findings.per_forward(rows)
+        cost = f"{tokens / over.value:.2f}" if over is not None and over.value else "n/a"
+        lines.append([policy.name, _rate(rows), _said(over), f"{tokens:.2f}", cost, _share(rows)])
     return paragraphs(
-        table(["a full server", "tokens/s", "over `ar`", "tokens/forward", COST, "right, %"], lines),
+        table(["a full server", "tokens/s", "over `ar`", "tokens/forward", _COST, "right, %"], lines),
         f"{cells.full:g} requests are in flight at any time, so the batch is always full. A forward over more "
         "positions costs more: a policy buys tokens per forward over what its forward costs in forwards of `ar`, and "
         "no more; *cost of a forward* follows from the two columns before it.",
@@ -168,11 +147,6 @@ def _carried(cells: Cells) -> str:
 
 def _rate(rows: Sequence[ServingRow], measure: Callable[[ServingRow], float] = tokens_per_second) -> str:
     return f"{over_repeats(rows, measure).value:,.0f}"
-
-
-def _cost(rows: Sequence[ServingRow], over: Estimate | None) -> str:
-    """What a policy's forward costs in forwards of `ar`, by its tokens per forward and its speed over `ar`'s."""
-    return f"{findings.per_forward(rows) / over.value:.2f}" if over is not None and over.value else "n/a"
 
 
 def _share(rows: Sequence[ServingRow]) -> str:
@@ -200,7 +174,7 @@ def _by_load(cells: Cells) -> str:
         for load in cells.loads
         for policy, rows in cells.by_policy("steady", load)
     ]  # fmt: skip
-    return table(head, lines, text=(1,)) if lines else ""
+    return table(head, lines, text=(1,))
 
 
 def _ms(rows: Sequence[ServingRow], name: str, digits: int = 0, count: int = 3) -> str:
@@ -219,6 +193,6 @@ STUDY = Study(
     measure=measured_by("marsbench.studies.serving.measuring", "serving_rows"),
     kinds=(ServingRow,),
     stages=(TrainedStage("mars", 4),),
-    sections=sections,
-    claims=ours("serving", CLAIMS),
+    sections=laid_out(__package__, _slots),
+    claims=CLAIMS,
 )

@@ -33,15 +33,12 @@ class Cells(dict[tuple[str, str, float], list[ServingRow]]):
 
     @property
     def loads(self) -> list[float]:
-        """The loads of requests that came by themselves."""
         return sorted({load for _, shape, load in self if shape == "steady"})
 
     def laps(self, policy: str, shape: str, load: float) -> list[ServingRow]:
-        """The laps of a cell, if any."""
         return self.get((policy, shape, load), [])
 
     def by_policy(self, shape: str, load: float) -> list[tuple[Policy, list[ServingRow]]]:
-        """The laps of all policies that were measured so."""
         return [(policy, laps) for policy in POLICIES if (laps := self.laps(policy.name, shape, load))]
 
     def ratio(self, one: str, other: str, load: float, shape: str = "together") -> Estimate | None:
@@ -57,16 +54,15 @@ class Cells(dict[tuple[str, str, float], list[ServingRow]]):
 
     def same_answers(self) -> tuple[int, int]:
         """How many questions `mars-verified` answered as `ar` did in the same lap, and how many were asked of both."""
-        same = asked = 0
-        for (name, shape, load), laps in self.items():
-            for one, other in (
-                zip(laps, self.laps(AR.name, shape, load), strict=False)
-                if name in (VERIFIED.name, BY_ROWS.name)
-                else ()
-            ):
-                both = [pair for pair in zip(one.answers, other.answers, strict=False) if all(pair)]
-                same, asked = same + sum(mine == its for mine, its in both), asked + len(both)
-        return same, asked
+        both = [
+            pair
+            for (name, shape, load), laps in self.items()
+            if name in (VERIFIED.name, BY_ROWS.name)
+            for one, other in zip(laps, self.laps(AR.name, shape, load), strict=False)
+            for pair in zip(one.answers, other.answers, strict=False)
+            if all(pair)
+        ]
+        return sum(mine == its for mine, its in both), len(both)
 
 
 def goodput(row: ServingRow) -> float:
@@ -85,7 +81,6 @@ def of_a_request(row: ServingRow) -> float:
 
 
 def per_forward(rows: Sequence[ServingRow]) -> float:
-    """Tokens per forward pass of a row."""
     return sum(row.emitted for row in rows) / max(sum(row.forwards for row in rows), 1)
 
 
@@ -115,5 +110,4 @@ def typical(values: Sequence[float]) -> Estimate:
 
 
 def over_repeats(rows: Sequence[ServingRow], measure: Callable[[ServingRow], float]) -> Estimate:
-    """What a number is over repeats."""
-    return typical([measure(row) for row in rows])
+    return typical([*map(measure, rows)])

@@ -21,13 +21,12 @@ from urllib.parse import urlsplit
 
 _LEAD_S = 0.05  # before the first request is due
 _GIVE_UP_S = 120.0  # on one answer
+Came = list[tuple[float, bytes]]  # what came, and when by `time.perf_counter`
 
 
 @dataclass(frozen=True)
 class Shot:
-    """A request, and when it is due: seconds after the first."""
-
-    at: float
+    at: float  # when the request is due: seconds after the first
     body: dict[str, Any]
 
 
@@ -56,56 +55,37 @@ def fire(url: str, shots: Sequence[Shot], at_once: int | None = None) -> list[He
 async def _fired(url: str, shots: Sequence[Shot], at_once: int | None) -> list[Heard]:
     started = time.perf_counter() + _LEAD_S
     seats = asyncio.Semaphore(at_once or len(shots))
-    tasks: list[asyncio.Task[Exchange]] = []
+    tasks: list[asyncio.Task[Came]] = []
     for shot in shots:
         await asyncio.sleep(max(0.0, started + shot.at - time.perf_counter()))
         await seats.acquire()
         body = shot.body | {"stream": True, "stream_options": {"include_usage": True}}
-        tasks.append(asyncio.create_task(_exchanged(url, "POST /v1/completions", body)))
+        tasks.append(asyncio.create_task(_exchanged(url, body)))
         tasks[-1].add_done_callback(lambda _: seats.release())
-    exchanges = await asyncio.gather(*tasks)
+    answers = await asyncio.gather(*tasks)
     due = [None if at_once else shot.at for shot in shots]
-    return [_heard(exchange, started, at) for exchange, at in zip(exchanges, due, strict=True)]
+    return [_heard(came, started, at) for came, at in zip(answers, due, strict=True)]
 
 
-async def _exchanged(url: str, route: str, body: Any) -> Exchange:
-    """A request on a connection of its own, which the server closes behind its answer."""
+async def _exchanged(url: str, body: Any) -> Came:
+    """A request on a connection of its own, which the server closes behind its answer: when it was sent, what came."""
     address, data = urlsplit(url), json.dumps(body).encode()
-    head = f"{route} HTTP/1.1", f"Host: {address.netloc}", "Connection: close", "Content-Type: application/json"
-    request = "\r\n".join([*head, f"Content-Length: {len(data)}", "", ""]).encode() + data
-    exchange = Exchange(request)
-    with suppress(OSError, asyncio.TimeoutError):  # what has come by then tells that it is not all
-        transport, _ = await asyncio.get_running_loop().create_connection(
-            lambda: exchange, address.hostname or "", address.port or 80
-        )
-        try:
-            await asyncio.wait_for(exchange.over, _GIVE_UP_S)
-        finally:
-            transport.abort()
-    return exchange
+    head = f"Host: {address.netloc}", "Connection: close", "Content-Type: application/json"
+    lines = "POST /v1/completions HTTP/1.1", *head, f"Content-Length: {len(data)}", "", ""
+    came = [(time.perf_counter(), b"")]
+    with suppress(OSError, TimeoutError):  # what has come by then tells that it is not all
+        async with asyncio.timeout(_GIVE_UP_S):
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            try:
+                writer.write("\r\n".join(lines).encode() + data)
+                while piece := await reader.read(2**16):
+                    came.append((time.perf_counter(), piece))
+            finally:
+                writer.transport.abort()
+    return came
 
 
-class Exchange(asyncio.Protocol):
-    """One request, and what comes back, with its times by `time.perf_counter`."""
-
-    def __init__(self, request: bytes) -> None:
-        self._request = request
-        self.sent = time.perf_counter()
-        self.came: list[tuple[float, bytes]] = []
-        self.over = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: Any) -> None:
-        transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        self.came.append((time.perf_counter(), data))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if not self.over.done():
-            self.over.set_result(None)
-
-
-def read_answer(came: Sequence[tuple[float, bytes]]) -> tuple[int, list[tuple[float, bytes]]]:
+def read_answer(came: Came) -> tuple[int, Came]:
     """Status and body of an HTTP answer, its parts with their times; a status of 0 where it is not complete."""
     import h11
 
@@ -128,10 +108,11 @@ def read_answer(came: Sequence[tuple[float, bytes]]) -> tuple[int, list[tuple[fl
     return (status if complete else 0), body
 
 
-def _heard(exchange: Exchange, since: float, due: float | None) -> Heard:
+def _heard(came: Came, since: float, due: float | None) -> Heard:
     """What came of a request that was due then, or (None) whenever it was sent."""
-    status, body = read_answer(exchange.came)
-    sent = exchange.sent - since
+    (began, _), *parts = came
+    status, body = read_answer(parts)
+    sent = began - since
     due = sent if due is None else due
     heard, rest = Heard(due, max(0.0, sent - due), status), b""
     for at, data in body:

@@ -30,18 +30,9 @@ from marsbench.racing.questions import ask
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run, kept
+from marsbench.studies.serving import policies
 from marsbench.studies.serving.load import Heard, Shot, fire
-from marsbench.studies.serving.policies import (
-    AR,
-    AT_ONCE,
-    FIRST_TOKEN,
-    PER_TOKEN,
-    QUEUE,
-    Cell,
-    Effort,
-    Policy,
-    effort_at,
-)
+from marsbench.studies.serving.policies import AR, AT_ONCE, QUEUE, Cell, Effort, Policy, effort_at
 from marsbench.training.checkpoints import load
 
 _PERCENTILES = (0.5, 0.9, 0.99)
@@ -88,8 +79,7 @@ class Bench:
         """Cell by cell; what is on disk already is not measured again."""
         self._others = others_cores()
         self.run.reporter.say_once(warning(self._others))
-        minutes = self.effort.minutes()
-        self.run.reporter.say(f"serving under load: about {minutes:.0f} min, less what is there already")
+        self.run.reporter.say(f"serving under load: about {self.effort.minutes():.0f} min, less what is there already")
         alone = Cell(AR, "together", 1.0, 0)
         carried: list[float] = []  # requests per second, by `ar` on a full server
         with ExitStack() as self._open:
@@ -97,14 +87,13 @@ class Bench:
             first = self._row(alone)
             yield first
             token = first.per_token[0]
-            self.targets = Targets(round(FIRST_TOKEN * token, 4), round(PER_TOKEN * token, 5))
+            self.targets = Targets(round(policies.FIRST_TOKEN * token, 4), round(policies.PER_TOKEN * token, 5))
             for cell in self.effort.cells():
-                if cell == alone:
-                    continue
-                row = self._row(cell, median(carried) if carried else 0.0)
-                if (cell.policy, cell.shape, cell.load) == (AR, "together", self.effort.full):
-                    carried.append(row.answered / max(row.took, 1e-9))
-                yield row
+                if cell != alone:
+                    row = self._row(cell, median(carried) if carried else 0.0)
+                    if (cell.policy, cell.shape, cell.load) == (AR, "together", self.effort.full):
+                        carried.append(row.answered / max(row.took, 1e-9))
+                    yield row
 
     # ---- one cell ----
 
@@ -125,9 +114,9 @@ class Bench:
                 "max_new_tokens": effort.max_new_tokens, "target_first_token": targets.first_token,
                 "target_per_token": targets.per_token, **summed(heard, targets),
                 "right": self._right(heard, asked, texts) if effort.scored else None,
-                "answers": hashes if policy.lossless else [],
-                "checkpoint": self.loaded.weights,
-                "threads": torch.get_num_threads(), "provenance": {"others_cores": self._others},
+                "answers": hashes if policy.asks["method"] != "mars" else [],  # the others give those of `ar`
+                "checkpoint": self.loaded.weights, "threads": torch.get_num_threads(),
+                "provenance": {"others_cores": self._others},
             }  # fmt: skip
 
         origin = provenance(seed=self.run.seed)
@@ -141,7 +130,6 @@ class Bench:
         return kept(self.run, ServingRow, content, what, lap)
 
     def _fired(self, cell: Cell, shots: list[Shot]) -> list[Heard]:
-        """What comes of a cell's requests."""
         if cell.shape == "engine":
             return self._without_http(cell.policy, [shot.body["prompt"] for shot in shots])
         url = self._server(cell.policy.adapts)
@@ -153,14 +141,11 @@ class Bench:
 
     def _without_http(self, policy: Policy, prompts: list[list[int]]) -> list[Heard]:
         """What comes of prompts when nothing but the engine is asked, as many at once as of a server."""
-        loaded, limit = self.loaded, self.effort.max_new_tokens
+        loaded, chosen = self.loaded, fit(policy.asks["method"], self.loaded)
         eos_id, pad_id = default_ids(loaded)
-        chosen = fit(policy.asks["method"], loaded)
+        requests = [Request(prompt, self.effort.max_new_tokens) for prompt in prompts]
         started = time.perf_counter()
-        found = decode(
-            loaded.model, chosen, [Request(prompt, limit) for prompt in prompts], eos_id=eos_id, pad_id=pad_id,
-            batch_size=AT_ONCE,
-        )  # fmt: skip
+        found = decode(loaded.model, chosen, requests, eos_id=eos_id, pad_id=pad_id, batch_size=AT_ONCE)
         seconds = time.perf_counter() - started
         texts = loaded.tokenizer.batch_decode([generation.tokens for generation in found], skip_special_tokens=True)
         return [
@@ -172,10 +157,9 @@ class Bench:
 
     def _shots(self, cell: Cell, carried: float) -> tuple[list[Shot], list[int]]:
         """The requests of a cell, the same ones at the same times for every policy, and which questions they ask."""
-        asks_alike = "together" if cell.shape == "engine" else cell.shape
+        asks_alike, every = "together" if cell.shape == "engine" else cell.shape, range(len(self.prompts))
         drawn = random.Random(f"{asks_alike} {cell.load} {cell.repeat}")
         due = arrivals(drawn, cell, carried, self.effort)
-        every = range(len(self.prompts))
         rounds = [drawn.sample(every, len(every)) for _ in range(0, len(due), len(every))]
         asked = list(chain.from_iterable(rounds))[: len(due)]
         bodies = [self._body(cell.policy, self.prompts[question]) for question in asked]
@@ -239,12 +223,10 @@ def arrivals(drawn: random.Random, cell: Cell, carried: float, effort: Effort) -
 
 
 def is_whole(answer: Heard) -> bool:
-    """Whether a request was answered to the end."""
     return answer.status == 200 and bool(answer.usage.get("completion_tokens"))
 
 
 def summed(heard: Sequence[Heard], targets: Targets) -> dict[str, Any]:
-    """What a row keeps of a lap."""
     whole = [answer for answer in heard if is_whole(answer)]
     emitted = [answer.usage["completion_tokens"] for answer in whole]
     own = [answer.usage["marsbench"] for answer in whole]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple
 
 from marsbench.presets import Preset
@@ -22,11 +23,6 @@ class Policy:
     asks: dict[str, Any]
     adapts: bool = False
 
-    @property
-    def lossless(self) -> bool:
-        """Whether its answers are always those of `ar`."""
-        return bool(self.asks["method"] != "mars")
-
 
 AR = Policy("ar", {"method": "ar"})
 FAST, EXACT = (
@@ -42,8 +38,6 @@ AT_ONCE = 8  # requests at a time where the engine is also run without HTTP, by 
 
 
 class Cell(NamedTuple):
-    """One policy under one load, once."""
-
     policy: Policy
     shape: str
     load: float
@@ -52,8 +46,6 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured."""
-
     rows: int  # that the servers decode together
     requests: Mapping[int, int]  # so many in flight -> how many a lap has; by the largest number the server is full
     policies: tuple[Policy, ...]  # on a full server
@@ -68,21 +60,18 @@ class Effort:
 
     @property
     def full(self) -> int:
-        """Requests in flight that fill the server."""
         return max(self.requests)
 
     def cells(self) -> Iterator[Cell]:
         """All laps: those that others are reckoned by come first, and policies take turns."""
-        for repeat in range(self.repeats):
-            for count in self.requests:
-                others = (AR,) if count == AT_ONCE else (AR, BY_ROWS)
-                asked = self.policies if count == self.full else others
-                yield from _in_some_order(asked, "together", float(count), repeat)
-                if count == AT_ONCE:
-                    yield Cell(AR, "engine", float(count), repeat)
-        for repeat in range(self.repeats):
-            for load in self.loads:
-                yield from _in_some_order(self.steady, "steady", load, repeat)
+        for repeat, count in product(range(self.repeats), self.requests):
+            others = (AR,) if count == AT_ONCE else (AR, BY_ROWS)
+            asked = self.policies if count == self.full else others
+            yield from _in_some_order(asked, "together", float(count), repeat)
+            if count == AT_ONCE:
+                yield Cell(AR, "engine", float(count), repeat)
+        for repeat, load in product(range(self.repeats), self.loads):
+            yield from _in_some_order(self.steady, "steady", load, repeat)
 
     def minutes(self) -> float:
         """About how long it takes, with what is left in the queue when no more requests come."""
@@ -106,9 +95,7 @@ def effort_at(scale: Preset) -> Effort:
         return Effort(16, few, POLICIES, POLICIES, (1.0,), 1, 0.3, 12, 16, 0.2)
     if scale.pretrained:
         both = (AR, BY_ROWS)
-        return Effort(
-            4, {1: 16, 2: 24, 4: 36}, both, both, (0.5, 0.75, 1.0), 4, 30.0, 24, 64, 17.0, scored=False
-        )  # fmt: skip
+        return Effort(4, {1: 16, 2: 24, 4: 36}, both, both, (0.5, 0.75, 1.0), 4, 30.0, 24, 64, 17.0, scored=False)
     return Effort(
         16, {1: 408, 2: 612, 4: 816, AT_ONCE: 1224, 32: 1428}, POLICIES, (AR, EXACT, FAST, BY_ROWS),
         (0.5, 0.8, 1.1), 3, 10.0, 102, scale.max_new_tokens, 13.0,
