@@ -207,7 +207,6 @@ def in_seconds() -> Preset:
 
 
 def scales_with_chat_data() -> list[str]:
-    """The scales that start from a pretrained base and learn from chat data."""
     return [scale for scale in scales() if preset(scale).pretrained]
 
 

@@ -62,7 +62,6 @@ class Evidence:
         return [gap for gap in ((value - bound.low, below), (bound.high - value, above)) if isfinite(gap[0])]
 
     def decided(self, *, level: float = LEVEL) -> bool:
-        """Whether the interval at a level leaves the bounds out."""
         reached = [(gap, reach(side, self.seeds, level=level)) for gap, side in self.gaps]
         return all(far < gap or (self.bound.closed and far == gap) for gap, far in reached)
 

@@ -76,5 +76,4 @@ def date_understanding(rng: random.Random, level: Difficulty) -> Example:
 
 
 def sample(rng: random.Random, level: Difficulty) -> Example:
-    """Draw one puzzle of one of the three subtasks."""
     return rng.choice([boolean_expressions, navigate, date_understanding])(rng, level)

@@ -33,7 +33,6 @@ _TOTAL = "[Together|In total|Adding up|All in all], {sums}, [a|thus a|which is a
 
 
 def sample(rng: random.Random, level: Difficulty) -> Example:
-    """Draw one molecule and ask what kind of matter it forms."""
     masses = facts(level).element_mass
     elements = known(rng, masses, level.elements_per_molecule)
     counts = [rng.randint(*level.atoms) for _ in elements]

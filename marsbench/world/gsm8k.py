@@ -30,7 +30,6 @@ _THOUGHT = {
 
 
 def sample(rng: random.Random, level: Difficulty) -> Example:
-    """Draw one problem with a worked answer."""
     name, things, start = rng.choice(NAMES), rng.choice(THINGS), rng.randint(*level.start)
     words: dict[str, object] = {"name": name, "things": things, "n": start}
     story = [say(rng, "{name} [has|owns|starts with|begins with] {n} {things}.", **words)]

@@ -63,7 +63,6 @@ _STRINGS = ["", "a", "hello", "Python", "abcdefghij", "Mars rover", "xyzzy"]
 
 
 def sample(rng: random.Random, level: Difficulty) -> Example:
-    """Draw one function to complete."""
     name = f"do_{rng.choice(SECOND_WORDS)}" if level.two_word_names else rng.choice(FUNCTIONS)
     argument = rng.choice(["x", "xs", "s"])
     if argument == "xs":

@@ -45,7 +45,6 @@ def choice(
 
 
 def sample(rng: random.Random, level: Difficulty) -> Example:
-    """Draw one question with its ten options."""
     countries = facts(level).countries
     (country,), attribute = known(rng, countries), rng.choice(ATTRIBUTES)
     answer = countries[country][attribute]
