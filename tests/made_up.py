@@ -10,14 +10,13 @@ from typing import Any
 
 import nox.registry
 
-from marsbench.findings.seeds import BySeed
 from marsbench.line import Line
-from marsbench.rendering.page import TablePage, page_text
-from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
-from marsbench.studies import figure6, table2, table3, table4, table8, table9
+from marsbench.rows.kinds import EvaluationRow, SweepRow
+from marsbench.studies import studies
+from marsbench.studies.study import TablePage
 
 PROVENANCE = {"started": "2026-01-02T03:04:05+00:00", "seed": 0}
-PAGES = [module.PAGE for module in (table2, table3, table4, table8, table9, figure6)]
+PAGES = [study for study in studies().values() if isinstance(study, TablePage) and study.section]
 
 
 def answered(
@@ -43,11 +42,6 @@ def sweep_row(contender: str, method: str, batch_size: int, seconds: Sequence[fl
         batch_size=batch_size, benchmarks=["mini_gsm8k"], prompts=4, prompts_hash="", max_new_tokens=96,
         seconds=list(seconds), **(fields | more),
     )  # fmt: skip
-
-
-def render(page: TablePage, rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
-    """A page on lines as Markdown."""
-    return page_text(page.sections, rows, scale, seeds)
 
 
 def section(page: str, title: str) -> str:

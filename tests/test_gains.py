@@ -18,7 +18,8 @@ from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import Asked, TablePlan
 from marsbench.running.run import Run
 from marsbench.statistics.intervals import Answers
-from marsbench.studies.gains.lines import MEASURED, cross_fitted, fastest_within
+from marsbench.studies.gains import MEASURED
+from marsbench.studies.gains.choice import cross_fitted, fastest_within
 
 # ---- choosing a threshold -------------------------------------------------------------------------------------------
 

@@ -126,25 +126,22 @@ PAGE = '''"""Figure 7: a study that a test has written."""
 from marsbench.findings.between_lines import more_accurate
 from marsbench.findings.claims import Section
 from marsbench.rendering.figures import differences_figure
-from marsbench.rendering.page import TablePage
 from marsbench.line import Line
 from marsbench.running.plans import TablePlan
 from marsbench.studies.lines import AR_SFT
-from marsbench.studies.study import table_study
+from marsbench.studies.study import TablePage
 
 LINES = (Line("base", "Base", "base", "ar"), AR_SFT)
 PLAN = TablePlan("7", "What a test asks", LINES, benchmarks=("gsm8k",), figure=True)
-STUDY = table_study(
-    TablePage(
-        plan=PLAN,
-        opening="Two lines that a test has made up.",
-        claims=(more_accurate(PLAN, "ar_sft", "base", name="helps", text="Fine-tuning helps the test"),),
-        figure="accuracy",
-        caption="Accuracy of two lines",
-        drawing=differences_figure("base", "ar_sft"),
-    ),
+STUDY = TablePage(
+    plan=PLAN,
     asks="does one module suffice?",
     section=Section("Figure 7", (4, 7)),
+    opening="Two lines that a test has made up.",
+    claims=(more_accurate(PLAN, "ar_sft", "base", name="helps", text="Fine-tuning helps the test"),),
+    figure="accuracy",
+    caption="Accuracy of two lines",
+    drawing=differences_figure("base", "ar_sft"),
 )
 '''
 # What worlds say in training.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up import PAGES, answered, lines_of, render
+from made_up import PAGES, answered, lines_of
 
 from marsbench.findings.cells import columns, latest_cells
 from marsbench.findings.claims import Claim, Finding, Measured
@@ -20,12 +20,12 @@ from marsbench.findings.seeds import SeedRows
 from marsbench.overview.pages import page_of, write_page
 from marsbench.rendering.claims import page_claims, tally, verdict
 from marsbench.rendering.markdown import table
-from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import AnyRow, EvaluationRow
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, Interval
 from marsbench.studies import studies_on
-from marsbench.studies.table2 import PAGE as TABLE2
+from marsbench.studies.study import TablePage
+from marsbench.studies.table2 import STUDY as TABLE2
 
 ROOT = Path(__file__).resolve().parent.parent
 QUESTIONS = 61  # per benchmark; a prime, so that no share ends in a rounding tie
@@ -52,7 +52,7 @@ def rows_of(page: TablePage, change: Callable[[EvaluationRow], EvaluationRow] = 
 def test_every_number_stands_in_its_place(page: TablePage) -> None:
     """Guards against a number in the wrong line or column, and a benchmark that the table does not ask."""
     rows = rows_of(page)
-    cells, text = latest_cells(rows), render(page, rows, "mini")
+    cells, text = latest_cells(rows), page.render(rows, "mini")
     found = {name: line for line in lines_of(text) for name in line[0].split("; ")}
     for line in page.plan.lines:
         if page.lines and line.name not in page.lines:
@@ -92,10 +92,10 @@ def test_nothing_undefined_is_printed_or_drawn(page: TablePage, case: str, tmp_p
         "nothing done": lambda row: replace(row, status="failed", reason="out of memory", correct=[]),
     }
     rows = rows_of(page, changes[case]) if case in changes else []
-    text = render(page, rows, "mini")
+    text = page.render(rows, "mini")
     assert not re.search(r"\b(nan|inf|None)\b", text)
     assert ("out of memory" in text) == (case == "nothing done")
-    page.figures(rows, tmp_path)
+    page.draw(rows, "mini", tmp_path)
 
 
 def found_of(value: float, side: Any, **said: Any) -> Finding:

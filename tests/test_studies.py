@@ -51,7 +51,7 @@ def test_every_claim_has_its_place_in_the_paper() -> None:
     """Guards against claims of a page that the page of claims leaves out, or puts under another page's rows."""
     sections = {item.section for item in items()}
     for study in studies().values():
-        for claim in study.claims:
+        for claim in (*study.more_claims, *study.claims):
             assert claim.page == study.key
             assert claim.section in sections or claim.section is ABSTRACT
             assert claim.name or claim.section is None, "pages find the paper's claims by their names"

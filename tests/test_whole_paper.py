@@ -25,14 +25,13 @@ from marsbench.overview import reproduction
 from marsbench.overview.pages import EXPLORE, whole_paper, write_whole_paper
 from marsbench.overview.work import executor_of
 from marsbench.presets import preset
-from marsbench.rendering.page import TablePage
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
-from marsbench.studies import pages, studies, studies_of_paper
+from marsbench.studies import claims, pages, studies, studies_of_paper
 from marsbench.studies.discrepancies import PLAN, effect
-from marsbench.studies.study import Study
-from marsbench.studies.table2 import PAGE as TABLE2
+from marsbench.studies.study import Study, TablePage
+from marsbench.studies.table2 import STUDY as TABLE2
 
 QUESTIONS = 40
 MATCHES = TABLE2.claims[0]  # MARS is at least as accurate as AR SFT, less two points
@@ -163,7 +162,7 @@ THE_OTHER_WAY = {4: {4: 0.8, 32: 0.5}, 8: {4: 0.8, 32: 0.6}, 16: {4: 0.9, 32: 0.
 
 def paper_claims() -> list[Claim]:
     """Every claim, in the order in which pages show them."""
-    return [one.claim for one in judge_all([claim for study in studies().values() for claim in study.claims], [])]
+    return [one.claim for one in judge_all(claims(), [])]
 
 
 def claim(words: str) -> Claim:

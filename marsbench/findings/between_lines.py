@@ -34,7 +34,10 @@ _MORE = Bound(low=0.0)
 def more_accurate(
     plan: TablePlan, first: str, second: str, *said: str, margin: float = 0.0, bound: Bound | None = None, **more: Any
 ) -> Claim:
-    """Line `first` is more accurate than line `second`; with a margin, at least not `margin` points less so."""
+    """Line `first` is more accurate than line `second`; with a margin, at least not `margin` points less so.
+
+    `only`, in `more`: the benchmarks that count; none = all.
+    """
 
     def difference(shared: Shared) -> Estimate:
         a, b = ({name: rows[place].correct for name, rows in shared.items()} for place in (0, 1))
@@ -50,14 +53,12 @@ as_accurate = partial(more_accurate, margin=1.0)  # points that may be lost: les
 
 
 def emits(plan: TablePlan, line: str, bound: Bound, *said: str, **more: Any) -> Claim:
-    """A line emits so many tokens per forward pass."""
     fields = {"bound": bound, "unit": TOKENS, "compared": f"tokens/forward of {label(plan, line)}", **more}
     published = _published(plan, (line,), "tokens_per_forward", lambda value: value)
     return _claim(plan, (line,), _mean(lambda row: row.tokens_per_forward), published, said, **fields)
 
 
 def emits_more(plan: TablePlan, first: str, second: str, *said: str, **more: Any) -> Claim:
-    """Line `first` emits more tokens per forward pass than line `second`."""
     compared = f"tokens/forward: {label(plan, first)} minus {label(plan, second)}"
     published = _published(plan, (first, second), "tokens_per_forward", sub)
     fields = {"bound": _MORE, "unit": TOKENS, "signed": True, "compared": compared, **more}
@@ -89,9 +90,9 @@ def lies_above(
         return curve_advantage(points[: len(first)], points[len(first) :])
 
     compared = f"{one} minus {other}, at equal tokens/forward"
-    fields = {"bound": Bound.losing_less_than(margin), "signed": True, "compared": compared}
+    fields = {"bound": Bound.losing_less_than(margin), "signed": True, "compared": compared, **more}
     published = partial(_published_gap, plan, first, second)
-    return _claim(plan, (*first, *second), _mean(advantage, 100), published, said, **fields, **more)
+    return _claim(plan, (*first, *second), _mean(advantage, 100), published, said, **fields)
 
 
 def line_numbers(plan: TablePlan, line: str) -> tuple[Claim, Claim]:
@@ -107,20 +108,19 @@ def _right(row: EvaluationRow) -> Estimate:
 
 
 def label(plan: TablePlan, name: str) -> str:
-    """The words that a plan shows for a line."""
     return next(line.label for line in plan.lines if line.name == name)
 
 
 def _claim(
     plan: TablePlan, lines: tuple[str, ...], effect: Callable[[Shared], Estimate], published: Published,
-    said: Sequence[str] = (), **fields: Any,
+    said: Sequence[str] = (), only: Sequence[str] = (*BENCHMARKS,), **fields: Any,
 ) -> Claim:  # fmt: skip
-    """A claim on an effect on the benchmarks that all these lines were measured on."""
+    """A claim on an effect on those of some benchmarks that all these lines were measured on."""
 
     def measure(rows: Sequence[Row]) -> Measured:
         cells = latest_cells(rows)
         done = [done_cells(cells, line) for line in lines]
-        names = [name for name in BENCHMARKS if all(name in of_line for of_line in done)]
+        names = [name for name in only if all(name in of_line for of_line in done)]
         shared = {name: [of_line[name] for of_line in done] for name in names}
         if not shared:
             return Measured()

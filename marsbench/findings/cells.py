@@ -44,7 +44,6 @@ def latest_stages(rows: Iterable[Row]) -> dict[TrainedStage, TrainingRow]:
 
 
 def latest_step_cost(rows: Iterable[Row]) -> StepCostRow | None:
-    """The last row of step costs, if there is one."""
     return next((row for row in reversed(list(rows)) if isinstance(row, StepCostRow)), None)
 
 
@@ -52,6 +51,13 @@ def done_cells(cells: Cells, line: str) -> dict[str, EvaluationRow]:
     """The benchmarks on which a line was measured, in the paper's order."""
     found = {name: cells.get((line, name)) for name in BENCHMARKS}
     return {name: row for name, row in found.items() if row is not None and row.status == "done"}
+
+
+def same_answers(one: Mapping[str, EvaluationRow], other: Mapping[str, EvaluationRow]) -> tuple[int, int]:
+    """How many answers of two lines have the same tokens, and how many are known of both; rows by benchmark."""
+    pairs = [(one[name].digests, other[name].digests) for name in one.keys() & other.keys()]
+    known = [(a, b) for first, second in pairs if first and second for a, b in zip(first, second, strict=True)]
+    return sum(a == b for a, b in known), len(known)
 
 
 def why_none(row: Row | None) -> str:

@@ -19,8 +19,9 @@ from marsbench.statistics.intervals import Estimate, Interval, over_seeds
 
 POINTS, TOKENS, TIMES = "points", "tokens/forward", "times"  # the units of effects
 DIGITS = {POINTS: 1, TOKENS: 2, TIMES: 2}
-PAPERS, OURS = "the paper's", "ours"
 Whose = Literal["the paper's", "ours"]
+PAPERS: Whose = "the paper's"
+OURS: Whose = "ours"
 _BOUNDS = (0.0, 1.0, 2.0)  # sizes of differences in points that others are held against
 _MOST_POINTS = 100.0
 
@@ -69,7 +70,6 @@ class Finding:
 
     @property
     def estimate(self) -> Estimate | None:
-        """The effect; None where it is not known."""
         return self.measured.estimate
 
     @property
@@ -90,7 +90,6 @@ class Finding:
 
     @property
     def found(self) -> str:
-        """The same with its unit."""
         return self.number if self.estimate is None else f"{self.number} {self.claim.unit}"
 
 
@@ -186,7 +185,6 @@ class Claim:
 
 
 def _extent(measured: Measured) -> tuple[int, tuple[str, ...], int]:
-    """On how much an effect was measured."""
     return len(measured.benchmarks), measured.benchmarks, measured.estimate.n if measured.estimate else 0
 
 
@@ -195,8 +193,6 @@ def _extent(measured: Measured) -> tuple[int, tuple[str, ...], int]:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with what each scale says of it."""
-
     claim: Claim
     findings: Mapping[str, Finding]
 

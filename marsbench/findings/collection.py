@@ -56,7 +56,6 @@ def collect(root: Path, scale: str, pages: Pages) -> list[Collection]:
 
 
 def whole_paper_folder(root: Path, scale: str) -> Path:
-    """Where the pages on the whole paper lie."""
     return Workspace(root, scales_shown_with(scale)[0]).reports
 
 

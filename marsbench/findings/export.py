@@ -38,19 +38,16 @@ def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
     Raises:
         UserError: a condition is no FIELD=VALUE, or no row has such a field.
     """
-    kept = list(rows)
+    kept = [(row, _flat(to_json(row))) for row in rows]
     for condition in conditions:
         name, equals, value = condition.partition("=")
         if not equals:
-            raise UserError(
-                f"{condition!r} is no condition", fix="write --where FIELD=VALUE, as in --where method=mars"
-            )
-        flat = [_flat(to_json(row)) for row in kept]
-        known = sorted({field for fields in flat for field in fields})
+            raise UserError(f"{condition!r} is no condition", fix="write --where FIELD=VALUE, such as method=mars")
+        known = sorted({field for _, fields in kept for field in fields})
         if kept and name not in known:
             raise unknown_name("field", name, known)
-        kept = [row for row, fields in zip(kept, flat, strict=True) if name in fields and _same(fields[name], value)]
-    return kept
+        kept = [(row, fields) for row, fields in kept if name in fields and _same(fields[name], value)]
+    return [row for row, _ in kept]
 
 
 def _same(found: Any, wanted: str) -> bool:

@@ -68,7 +68,6 @@ class Query:
                     yield plan, line, row
 
     def _trainings(self, rows: Sequence[Row], rank: Callable[[Row], Any]) -> list[TrainingRow]:
-        """The training of each stage and of its parents, parents first."""
         trainings = sorted((row for row in rows if isinstance(row, TrainingRow)), key=rank)
         best = {TrainedStage(row.stage, row.block_size): row for row in trainings}
         scale = preset(trainings[0].scale) if trainings else None

@@ -47,7 +47,6 @@ def _pooled(rows: Sequence[Row | None]) -> Row | None:
 
 
 def _sums(lists: Sequence[Sequence[Any]]) -> list[Any]:
-    """Lists added up entry by entry."""
     return [sum(values) for values in zip(*lists, strict=True)]
 
 
@@ -63,7 +62,6 @@ def _scores(seeds: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def _baselines(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The laps and tokens of each baseline, summed over the seeds."""
     found = {name: [seed[name] for seed in seeds] for name in seeds[0]}
     return {
         name: {"seconds": _sums([seed["seconds"] for seed in known]), "emitted": sum(seed["emitted"] for seed in known)}
@@ -72,7 +70,6 @@ def _baselines(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _joined(seeds: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The lists under each of the first seed's names, end to end."""
     return {name: [value for seed in seeds for value in seed[name]] for name in seeds[0]}
 
 

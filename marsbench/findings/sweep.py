@@ -25,8 +25,6 @@ ALLOWED_LOSS = 1.0  # points of accuracy against `ar` that a setting may lose an
 
 @dataclass(frozen=True)
 class SweepCells:
-    """The cells of one sweep."""
-
     rows: Sequence[SweepRow]
     step_times: StepTimeRow | None = None
 
@@ -54,12 +52,7 @@ class SweepCells:
         return SweepCells([row for row in self.rows if not row.compiled], self.step_times)
 
     @property
-    def has_compiled(self) -> bool:
-        return any(row.compiled for row in self.done.values())
-
-    @property
     def heads(self) -> list[str]:
-        """Of the columns of a table by batch size."""
         return [f"batch {size}" for size in self.batch_sizes]
 
     @property
@@ -115,28 +108,20 @@ class SweepCells:
         alike = self.at(batch_size, lambda row: (row.method, row.is_adapted) == ("mars-verified", adapted))
         return max(alike, key=speed_of, default=None)
 
-    def faster_form(self, row: SweepRow) -> SweepRow:
-        """A contender in its faster form at its batch size, eager or compiled; itself where there is no other.
-
-        The forms agree in everything but how their steps run; of several others alike, the first of the grid counts,
-        so that `ar` under another name adds no third chance.
-        """
-        return max([row, *self._alike(row)[:1]], key=speed_of)
-
     def over_ar_alike(self, row: SweepRow | None) -> Estimate | None:
         """Tokens per second of a contender over those of `ar` at its batch size, like over like.
 
-        Where both forms of its steps were raced, its faster form over the faster form of `ar`; what has one form alone
-        over `ar` in that form.
+        Where both forms of its steps were raced, eager and compiled, its faster form over the faster form of `ar`; what
+        has one form alone over `ar` in that form. Of several other forms, the first of the grid counts, so that `ar`
+        under another name adds no third chance.
         """
         ar = self.done.get(("ar", row.batch_size)) if row else None
         if ar is None or row is None:
             return None
-        both = self.has_both_forms(row)
-        return speed_ratio(self.faster_form(row), self.faster_form(ar)) if both else speed_up(row)
+        faster_forms = [max([each, *self._alike(each)[:1]], key=speed_of) for each in (row, ar)]
+        return speed_ratio(*faster_forms) if self.has_both_forms(row) else speed_up(row)
 
     def has_both_forms(self, row: SweepRow) -> bool:
-        """Whether a contender was raced eagerly and compiled at its batch size."""
         return bool(self._alike(row))
 
     def _alike(self, row: SweepRow) -> list[SweepRow]:
@@ -226,13 +211,11 @@ class Agreement(NamedTuple):
 
 def agreement(first: SweepCells, second: SweepCells) -> list[Agreement]:
     """The cells that both sweeps have numbers of; `ar` itself, which is 1 in both, left out."""
-    found = []
-    for (name, size), row in first.done.items():
-        other = second.done.get((name, size))
-        ratios = speed_up(row), speed_up(other) if other else None
-        if name != "ar" and ratios[0] is not None and ratios[1] is not None:
-            found.append(Agreement(name, size, ratios[0], ratios[1]))
-    return found
+    return [
+        Agreement(name, size, own, other)
+        for (name, size), row in first.done.items()
+        if name != "ar" and (own := speed_up(row)) and (other := speed_up(second.done.get((name, size))))
+    ]
 
 
 def speed_of(row: SweepRow) -> float:
@@ -245,7 +228,6 @@ def speed_of(row: SweepRow) -> float:
 
 
 def in_words(stages: Iterable[str]) -> str:
-    """Stages with what they are."""
     return ", ".join(f"`{name}` ({STAGES[name].summary})" for name in stages)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -53,33 +54,31 @@ def _about(collections: Sequence[Collection]) -> str:
 
 
 def _races(collection: Collection) -> list[dict[str, Any]]:
-    """The races of a scale, one for each type of weights."""
-    found = []
-    for page in RACES:
-        for seed, rows in list(collection.rows.get(page, {}).items())[:1]:
-            for dtype, sweep in SweepCells.by_dtype(rows).items():
-                if sweep.races:
-                    name = f"scale {collection.scale}, {dtype or 'float32'}, training seed {seed}"
-                    found.append({"name": name, **_race(sweep, preset(collection.scale))})
-    return found
+    return [
+        {
+            "name": f"scale {collection.scale}, {dtype or 'float32'}, training seed {seed}",
+            **_race(sweep, preset(collection.scale)),
+        }
+        for page in RACES
+        for seed, rows in list(collection.rows.get(page, {}).items())[:1]
+        for dtype, sweep in SweepCells.by_dtype(rows).items()
+        if sweep.races
+    ]
 
 
 def _race(sweep: SweepCells, scale: Preset) -> dict[str, Any]:
-    """The contenders, and for each batch size what each of them came to, relative to every one of them.
-
-    `scores` says whether its prompts measure accuracy: a real model of this size answers next to none of them right.
-    """
+    """The contenders, and for each batch size what each of them came to, relative to every one of them."""
     races = sweep.races
-    found = {name: row for race in races.values() for name, row in race.items()}
-    names = [name for name in sweep.names if name in found]
+    known = {name: row for race in races.values() for name, row in race.items()}
+    rows = {name: known[name] for name in sweep.names if name in known}
     return {
         "sizes": list(races),
-        "scores": scale.world is not None,
+        "scores": scale.world is not None,  # a real model of this size answers next to none of its prompts right
         "contenders": [
             {"name": name, "kind": _kind(row), "compiled": row.compiled, "commands": _commands(row)}
-            for name, row in ((name, found[name]) for name in names)
+            for name, row in rows.items()
         ],
-        "cells": [_cells(sweep, [race.get(name) for name in names]) for race in races.values()],
+        "cells": [_cells(sweep, [race.get(name) for name in rows]) for race in races.values()],
     }
 
 
@@ -115,11 +114,10 @@ def _numbers(sweep: SweepCells, row: SweepRow) -> dict[str, Any]:
     answers are those of its model, or lose next to nothing against `ar`.
     """
     percent, cost, like = row.accuracy.times(100), sweep.cost(row), speed_up(row)
+    limits = {"accuracy": percent.value, "low": percent.interval.low, "high": percent.interval.high}
     return {
         "perForward": round(row.tokens_per_forward, 2),
-        "accuracy": round(percent.value, 1),
-        "low": round(percent.interval.low, 1),
-        "high": round(percent.interval.high, 1),
+        **{name: round(value, 1) for name, value in limits.items()},
         "keeps": row.is_lossless or (cost is not None and cost.value <= ALLOWED_LOSS),
         "alike": [round(value, 2) for value in (like.value, like.interval.low, like.interval.high)] if like else None,
         "prompts": row.prompts,
@@ -138,10 +136,9 @@ def _ratio(laps: Sequence[float], others: Sequence[float]) -> float | None:
 
 def _questions(rows: Sequence[Row], scale: Preset) -> list[dict[str, Any]]:
     """Every question with its answers, in the order of the rows; of an answer given twice, the last."""
-    found: dict[str, dict[str, GenerationRow]] = {}
-    for row in rows:
-        if isinstance(row, GenerationRow):
-            found.setdefault(row.question, {})[row.arm] = row
+    found: defaultdict[str, dict[str, GenerationRow]] = defaultdict(dict)
+    for row in [row for row in rows if isinstance(row, GenerationRow)]:
+        found[row.question][row.arm] = row
     known = {example.prompt: example for example in asked(scale)}
     return [
         {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from marsbench.findings.cells import latest_stages
+from marsbench.findings.cells import latest_stages, same_answers
 from marsbench.findings.claims import TIMES, Claim, Finding, Judged, number
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import machines, with_interval
@@ -16,6 +16,7 @@ from marsbench.paper import published
 from marsbench.presets import DEFAULT_SCALE
 from marsbench.rendering import claims as said
 from marsbench.rendering.markdown import filled, table
+from marsbench.rows.kinds import Row
 from marsbench.statistics.decisions import Bound
 from marsbench.studies import mars_on_gpu as on_gpu
 from marsbench.studies.real_model import in_brief
@@ -54,45 +55,47 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
 def front_door(root: Path, judged: Sequence[Judged], collections: Sequence[Collection], whole: Collection) -> str:
     """The answers to what a reader asks first, a pure function of rows; `whole` is of the toy."""
     found = {(entry.claim.page, entry.claim.name): entry.findings[whole.scale] for entry in judged}
-    real = next((each for each in collections if each.scale == REAL), None)
-    alike = same_as_sft(SweepCells.of(next(iter(whole.of(SPEED)), ())))
-    same = f"; {alike[0]} of {alike[1]} answers are those of AR SFT" if alike else ""
-    lines = [*_at_true_size(root), *(_on_a_real_model(real) if real else ()), *_toy(found, same)]
-    shown = [(whole.scale, entry.findings[whole.scale]) for entry in judged if entry.claim.papers]
+    real = next((each for each in collections if each.scale == REAL), Collection(REAL, {}, {}))
+    rows = next(iter(real.of(on_gpu.STUDY.key)), [])  # of MARS on the real model
+    ratios, cost = reckoned(root, "7b"), on_gpu.CLAIMS[1].over([rows])
+    lines = [*_at_true_size(ratios), *_on_a_real_model(rows, cost), *_toy(found, whole)]
+    papers = said.tally((whole.scale, entry.findings[whole.scale]) for entry in judged if entry.claim.papers)
     generate = _OVER_GENERATE.over(whole.of(SPEED)).number
+    machine = {
+        "the toy": machines(row for rows in whole.of("table2") for row in rows), "the real model": machines(rows)
+    }  # fmt: skip
+    where = [f"{what} on {which}" for what, which in machine.items() if which]
     slots = {
-        "holds": _holds(found, real, said.tally(shown)),
-        "faster": _faster(root),
-        "here": _here(real) if real else "",
+        "holds": f"In part. Of the paper's claims, in the toy: {papers} ([each of them](reports/index.md)).",
+        "both": _threshold_costs(found.get(("table4", "level")), cost),
+        "faster": _faster(ratios) or "Not measured.",
+        "here": _here(rows),
+        "cpu": "".join(map(in_brief, real.of("real-model")[:1])),
         "table": table(["", "the paper", "measured [95 %]", "on"], lines, text=(0, 1, 2, 3)),
         "figure": f"![{CAPTION}](reports/{STEM}.png)",
-        "conditions": _conditions(whole, real),
+        "conditions": f"*{'; '.join(['[n and seeds of each claim](reports/index.md)', *where])}.*",
         "toy": _regime(found),
         "speed": f"Our AR baseline is itself {generate} times as fast as transformers' `generate` (toy, batch 1).",
-        "cpu": "".join(map(in_brief, real.of("real-model")[:1])) if real else "",
     }
     return "".join(filled(__package__, "front_door.md", slots))
 
 
-def _holds(found: Mapping[tuple[str, str], Finding], real: Collection | None, tally: str) -> str:
-    """What became of the paper's claims in the toy, and of its threshold on a real model."""
-    cost, level = _lost(real) if real else None, found.get(("table4", "level"))
-    told = [f"In part. Of the paper's claims, in the toy: {tally} ([each of them](reports/index.md))."]
-    if cost and cost.estimate and level and level.estimate:
-        told.append(
-            f"At tau = .95 accuracy changes by {level.number} points in the toy (against AR fine-tuning), and by "
-            f"{cost.number} points of IFEval on a real model (against one token): no loss that can be seen."
-        )
-    return " ".join(told)
+def _threshold_costs(toy: Finding | None, real: Finding) -> str:
+    """What the paper's threshold costs in the toy and on a real model."""
+    if real.estimate is None or toy is None or toy.estimate is None:
+        return ""
+    return (
+        f"At tau = .95 accuracy changes by {toy.number} points in the toy (against AR fine-tuning), and by "
+        f"{real.number} points of IFEval on a real model (against one token): no loss that can be seen."
+    )
 
 
-def _faster(root: Path) -> str:
-    """Up to how many requests at once MARS is reckoned to be faster at 7B's shape."""
-    ratios = reckoned(root, "7b") or {}
+def _faster(ratios: Mapping[int, float]) -> str:
+    """Up to how many requests at once MARS is reckoned to be faster at 7B's shape; empty where it never is."""
     gains = {batch: ratio for batch, ratio in ratios.items() if ratio > 1}
-    if not gains:
-        return "Not measured."
     losses = {batch: ratio for batch, ratio in ratios.items() if batch not in gains}
+    if not gains:
+        return ""
     rest = f", and {_listed(losses)} times at {', '.join(map(str, losses))}" if losses else ""
     return (
         f"Probably, with up to {max(gains)} requests at once: {_listed(gains)} times as fast as AR decoding at "
@@ -101,19 +104,8 @@ def _faster(root: Path) -> str:
     )
 
 
-def _lost(real: Collection) -> Finding | None:
-    """What tau = .95 costs on the real model."""
-    rows = next(iter(real.of(on_gpu.STUDY.key)), None)
-    return on_gpu.CLAIMS[1].over([rows]) if rows else None
-
-
-def _here(real: Collection) -> str:
-    """What MARS training does to the real model, in a sentence or two."""
-    rows = next(iter(real.of(on_gpu.STUDY.key)), [])
-    lost, trained = (
-        on_gpu.gained(rows, on_gpu.ONE, on_gpu.BASE).estimate,
-        next(iter(latest_stages(rows).values()), None),
-    )
+def _here(rows: Sequence[Row]) -> str:
+    lost, trained = on_gpu.LOST.of(rows).estimate, next(iter(latest_stages(rows).values()), None)
     if lost is None or trained is None:
         return ""
     return (
@@ -124,64 +116,51 @@ def _here(real: Collection) -> str:
     )
 
 
-def _at_true_size(root: Path) -> Iterator[list[str]]:
+def _at_true_size(ratios: Mapping[int, float]) -> Iterator[list[str]]:
     """What a step costs at 7B's shape, with the paper's tokens per forward pass."""
-    if (ratios := reckoned(root, "7b")) is None:
-        return
     papers = {
         batch: max(row.value for row in published("5", method="mars_block_cache", metric="speedup", batch_size=batch))
         for batch in (4, 8, 16)
     }
-    yield [
-        f"Shape of 7B: tau = .95 on GSM8K, speed over AR at {', '.join(map(str, ratios))} rows",
-        f"{_listed(papers)} at {', '.join(map(str, papers))} rows, over its own AR",
-        f"{_listed(ratios)}, **reckoned**: the paper's tokens per pass over the cost of a step that we measured",
-        "one H200, bfloat16, random weights, one seed; [page](reports/gpu.md)",
-    ]
+    if ratios:
+        yield [
+            f"Shape of 7B: tau = .95 on GSM8K, speed over AR at {', '.join(map(str, ratios))} rows",
+            f"{_listed(papers)} at {', '.join(map(str, papers))} rows, over its own AR",
+            f"{_listed(ratios)}, **reckoned**: the paper's tokens per pass over the cost of a step that we measured",
+            "one H200, bfloat16, random weights, one seed; [page](reports/gpu.md)",
+        ]
 
 
 def _listed(values: Mapping[int, float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values.values())
 
 
-def _on_a_real_model(real: Collection) -> Iterator[list[str]]:
-    rows = next(iter(real.of(on_gpu.STUDY.key)), [])
+def _on_a_real_model(rows: Sequence[Row], cost: Finding) -> Iterator[list[str]]:
     found = on_gpu.cells_of(rows)
     if not found.keys() >= on_gpu.LINES.keys():
         return
     prompts = sum(len(row.correct) for row in found[on_gpu.ONE].values())
     where = f"SmolLM2-135M, {prompts:,} prompts, one seed; [page](reports/135m/real-model.md)"
-    tokens, cost = on_gpu.CLAIMS
-    sure, unsure = (with_interval(on_gpu.emitted(found[name]), 2) for name in (on_gpu.SURE, on_gpu.UNSURE))
-    yield ["Real model: tokens per pass at tau = .95", said.published(tokens), f"{sure}; at .8 {unsure}", where]
-    lost = cost.over([rows])
-    yield [
-        "Real model: what tau = .95 costs, IFEval points",
-        said.published(cost),
-        lost.number,
-        f"{lost.estimate.n if lost.estimate else 0} prompts",
-    ]
-    same, asked = on_gpu.same_answers(found[on_gpu.VERIFIED], found[on_gpu.ONE])
-    drafted = f"{with_interval(on_gpu.emitted(found[on_gpu.VERIFIED]), 2)}; {same:,} of {asked:,} answers its own AR's"
-    yield ["Real model: the same masks as drafts, verified (ours), tokens per pass", "-", drafted, where]
+    sure, unsure, drafted = (
+        with_interval(on_gpu.emitted(found[name]), 2) for name in (on_gpu.SURE, on_gpu.UNSURE, on_gpu.VERIFIED)
+    )
+    papers = said.published(on_gpu.CLAIMS[0])
+    yield ["Real model: tokens per pass at tau = .95", papers, f"{sure}; at .8 {unsure}", where]
+    asked = f"{cost.estimate.n if cost.estimate else 0} prompts"
+    yield ["Real model: what tau = .95 costs, IFEval points", said.published(cost.claim), cost.number, asked]
+    same, of = same_answers(found[on_gpu.VERIFIED], found[on_gpu.ONE])
+    drafts = "Real model: the same masks as drafts, verified (ours), tokens per pass"
+    yield [drafts, "-", f"{drafted}; {same:,} of {of:,} answers its own AR's", where]
 
 
-def _toy(found: Mapping[tuple[str, str], Finding], same: str) -> Iterator[list[str]]:
-    """The toy's lines; `same` is what verified answers have in common with AR SFT's."""
+def _toy(found: Mapping[tuple[str, str], Finding], whole: Collection) -> Iterator[list[str]]:
+    alike = same_as_sft(SweepCells.of(next(iter(whole.of(SPEED)), ())))
+    same = f"; {alike[0]} of {alike[1]} answers are those of AR SFT" if alike else ""
     for key, words in _TOY.items():
         if (one := found.get(key)) and one.estimate is not None:
             shown = said.measured(one) if key[0] == SPEED else one.found
             shown += same if key[1] == "best-verified" else ""
-            yield [words, said.published(one.claim) or "-", shown, f"{said.counted(one)}"]
-
-
-def _conditions(toy: Collection, real: Collection | None) -> str:
-    """What stands below the picture: where its numbers are from."""
-    on_toy = machines(row for rows in toy.of("table2") for row in rows)
-    on_card = machines(row for rows in (real.of(on_gpu.STUDY.key) if real else []) for row in rows)
-    where = [f"the toy on {on_toy}"] if on_toy else []
-    where += [f"the real model on {on_card}"] if on_card else []
-    return f"*{'; '.join(['[n and seeds of each claim](reports/index.md)', *where])}.*"
+            yield [words, said.published(one.claim) or "-", shown, said.counted(one)]
 
 
 def _regime(found: Mapping[tuple[str, str], Finding]) -> str:
@@ -189,13 +168,10 @@ def _regime(found: Mapping[tuple[str, str], Finding]) -> str:
     taught, rate = found.get(("regime", "taught")), found.get(("map", "hard-emits"))
     if not taught or not rate or taught.estimate is None or rate.estimate is None:
         return ""
-    paper = taught.claim.published("0.5b")
-    beside = dict(rate.beside)
-    accuracy = beside["accuracy"].number if "accuracy" in beside else ""
+    paper = number(taught.claim.published("0.5b") or 0.0, taught.claim.unit, signed=True)
     return (
-        f"In the toy, fine-tuning adds only {taught.number} points to the base (paper: "
-        f"{number(paper or 0.0, taught.claim.unit, signed=True)}), so MARS had little to gain; ten times the learning "
-        f"rate gives {rate.number} tokens per pass more at tau = .95 for {accuracy} points (one seed), and the real "
-        "model loses nothing at its threshold. So the toy shows mechanism and exactness, not whether a threshold costs "
-        "accuracy on text."
+        f"In the toy, fine-tuning adds only {taught.number} points to the base (paper: {paper}), so MARS had little to "
+        f"gain; ten times the learning rate gives {rate.number} tokens per pass more at tau = .95 for "
+        f"{dict(rate.beside)['accuracy'].number} points (one seed), and the real model loses nothing at its threshold. "
+        "So the toy shows mechanism and exactness, not whether a threshold costs accuracy on text."
     )

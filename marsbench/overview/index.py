@@ -81,7 +81,6 @@ def remarks(collection: Collection) -> list[str]:
 
 
 def _pages(collections: Sequence[Collection]) -> str:
-    """A line for everything that can be reproduced, in the paper's order, our own pages last."""
     lines = [
         [item.name, item.asks, ", ".join(filter(None, (_linked(item, each) for each in collections)))]
         for item in items()

@@ -14,7 +14,7 @@ from marsbench.findings.seeds import BySeed
 from marsbench.overview import explore, front_door, index, picture
 from marsbench.rows.kinds import Row
 from marsbench.rows.workspace import Workspace
-from marsbench.studies import pages, studies, studies_on
+from marsbench.studies import claims, pages, studies, studies_on
 from marsbench.studies.study import Study
 
 EXPLORE = "explore"  # what stands on that page has none in Markdown
@@ -87,7 +87,7 @@ def write_scale(root: Path, scale: str) -> Iterator[Path]:
 def judged_collection(workspace: Workspace) -> Collection:
     """The rows of one scale, with what all claims come to together."""
     collection = collection_of(workspace, pages())
-    judged = judge_all([claim for study in studies().values() for claim in study.claims], [collection])
+    judged = judge_all(claims(), [collection])
     return replace(collection, judged=[entry.findings[workspace.scale] for entry in judged])
 
 
@@ -113,7 +113,7 @@ def whole_paper(root: Path, scale: str) -> dict[Path, str]:
 def _judged(root: Path, scale: str) -> tuple[list[Collection], list[Judged]]:
     """The published rows of a scale and those shown with it, and what they say of every claim."""
     collections = collect(root, scale, pages())
-    return collections, judge_all([claim for study in studies().values() for claim in study.claims], collections)
+    return collections, judge_all(claims(), collections)
 
 
 def _texts(root: Path, scale: str, collections: Sequence[Collection], judged: Sequence[Judged]) -> dict[Path, str]:

@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from marsbench.evaluation.benchmarks import benchmark as benchmark_of
+from marsbench.line import Line
 from marsbench.overview.work import tasks_of
 from marsbench.presets import Preset
 from marsbench.progress import terminal_table
@@ -22,7 +23,6 @@ from marsbench.running.plans import TablePlan
 from marsbench.studies.study import Study
 
 _WORKERS = 8, 64  # cores, GPUs: into how many pieces answers are cut
-_NOT_TRAINED = "none: skipped unless it is trained first"
 
 
 # ---- what a table or a sweep is made of -----------------------------------------------------------------------------
@@ -42,14 +42,18 @@ def plan_tables(plan: TablePlan, scale: Preset) -> list[Table | str]:
 def _lines_table(plan: TablePlan, scale: Preset) -> Table:
     rows = []
     for line in plan.lines:
-        ready, options = scale.ready_checkpoint(*line.trained), {**line.options}
-        if "draft" in options:
-            draft = options.pop("draft")
+        options = {name: value for name, value in line.options.items() if name != "draft"}
+        if draft := line.options.get("draft"):
             options["draft"] = draft if scale.world else f"{draft.removeprefix('draft_')} of 0.5b"
-        own = f"our own {line.stage}, trained" if scale.tables_train else _NOT_TRAINED
-        there = "shipped with marsbench" if ready and scale.ships(ready) else ready
-        rows.append((line.label, line.method, _in_words(options), there or own))
+        rows.append((line.label, line.method, _in_words(options), _checkpoint(line, scale, ", trained")))
     return terminal_table("Lines", ("line", "method", "options", "checkpoint"), rows)
+
+
+def _checkpoint(line: Line, scale: Preset, trained: str = "") -> str:
+    """The checkpoint that a line decodes, in words."""
+    if ready := scale.ready_checkpoint(*line.trained):
+        return "shipped with marsbench" if scale.ships(ready) else ready
+    return f"our own {line.stage}{trained}" if scale.tables_train else "none: skipped unless it is trained first"
 
 
 def _in_words(options: Mapping[str, Any]) -> str:
@@ -113,34 +117,25 @@ def _notes(plan: TablePlan, scale: Preset) -> list[str]:
 
 def sweep_tables(grid: Grid, scale: Preset) -> list[Table | str]:
     """What a sweep will measure, and how much it decodes at most."""
-    rows = []
-    for entry in grid.contenders:
-        ready = scale.ready_checkpoint(*entry.trained)
-        own = f"our own {entry.stage}" if scale.tables_train else _NOT_TRAINED
-        rows.append((entry.name, entry.method, _in_words(entry.shown), ready or own, entry.options.get("draft", "-")))
+    rows = [
+        (line.name, line.method, _in_words(line.shown), _checkpoint(line, scale), line.options.get("draft", "-"))
+        for line in grid.contenders
+    ]
     heads = ("contender", "method", "options", "checkpoint", "draft")
-    names = grid.benchmarks or scale.benchmarks
+    names, reckoned = grid.benchmarks or scale.benchmarks, scale.assumptions
+    how = f"at {reckoned.tokens_per_second:,.0f} tokens per second ({reckoned.source})"
+    if reckoned.steps_s is not None:
+        ours, library = (1000 * reckoned.steps_s[name] for name in ("ours", "library"))
+        how = f"at a token for a forward, {ours:.1f} ms each ({library:.0f} ms in a loop of another library)"
     cells = len(grid.contenders) * len(grid.batch_sizes)
     return [
         f"A sweep at scale {scale.scale}",
         terminal_table("Contenders, each at every batch size", heads, rows),
         f"{cells} cells: {len(grid.contenders)} contenders at batch sizes {', '.join(map(str, grid.batch_sizes))}.",
         f"{grid.prompts} prompts of {', '.join(names)}; one lap that is watched and {grid.repeats} that are timed.",
-        _races_in_words(grid, scale),
-    ]
-
-
-def _races_in_words(grid: Grid, scale: Preset) -> str:
-    reckoned, hours = scale.assumptions, grid.seconds(scale) / 3600
-    if reckoned.steps_s is None:
-        how = f"at {reckoned.tokens_per_second:,.0f} tokens per second ({reckoned.source})"
-    else:
-        ours, library = (1000 * reckoned.steps_s[name] for name in ("ours", "library"))
-        how = f"at a token for a forward, {ours:.1f} ms each ({library:.0f} ms in a loop of another library)"
-    return (
         f"At most {grid.tokens(scale):,} tokens, every answer as long as it may be: "
-        f"{hours:.1f} hours {how}. An estimate, not a measurement."
-    )
+        f"{grid.seconds(scale) / 3600:.1f} hours {how}. An estimate, not a measurement.",
+    ]
 
 
 # ---- the work behind some studies -----------------------------------------------------------------------------------
@@ -149,21 +144,19 @@ def _races_in_words(grid: Grid, scale: Preset) -> str:
 def work_tables(studies: Sequence[Study], scale: Preset, *, gpus: int = 1) -> list[Table | str]:
     """The work from nothing, and what waits for what; a training takes so many GPUs."""
     tasks = tasks_of(studies, scale, Known(scale), workers=_WORKERS[scale.pretrained is not None], gpus=gpus)
-    said = f"All of it from nothing, every answer as long as it may be: {_hours_of(tasks, 1)} hours of one device."
-    return [_graph_table(tasks), f"{said} An estimate, not a measurement."]
-
-
-def _graph_table(tasks: Sequence[RunTask]) -> Table:
-    groups = defaultdict(list)
+    listed, groups, rows = {task.name: task.listed for task in tasks}, defaultdict[str, list[RunTask]](list), []
     for task in tasks:
         groups[task.listed].append(task)
-    listed, rows = {task.name: task.listed for task in tasks}, []
     for title, some in groups.items():
         after = dict.fromkeys(listed[name] for task in some for name in task.after)
         shown = ", ".join(after) if len(after) <= 2 else f"{len(after)} of the above"
         rows.append((title, shown or "-", str(len(some)), _hours_of(some)))
     rows.append(("together", "", str(len(tasks)), _hours_of(tasks)))
-    return terminal_table("The work", ("what", "after", "pieces", "device hours"), rows)
+    return [
+        terminal_table("The work", ("what", "after", "pieces", "device hours"), rows),
+        f"All of it from nothing, every answer as long as it may be: {_hours_of(tasks, 1)} hours of one device. An "
+        "estimate, not a measurement.",
+    ]
 
 
 def _hours_of(tasks: Sequence[RunTask], digits: int = 2) -> str:

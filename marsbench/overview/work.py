@@ -90,8 +90,6 @@ def _tasks_of_page(study: Study, scale: Preset, known: Known, before: Sequence[R
 
 
 class FromRun(Known):
-    """What a run finds on disk."""
-
     def __init__(self, run: Run) -> None:
         from marsbench.running.cells import Cells
         from marsbench.running.checkpoints import Checkpoints

@@ -96,7 +96,6 @@ def claim_in_words(claim: Claim) -> str:
 
 
 def page_claims(claims: Iterable[Claim], seeds: BySeed, scale: str) -> str:
-    """The claims of one page, as far as its rows say anything of them."""
     found = [(scale, one) for claim in claims if (one := finding(claim, seeds)).estimate is not None]
     reasons = dict.fromkeys(one.claim.untestable for _, one in found if one.claim.untestable)
     return paragraphs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import ceil, isfinite
 from pathlib import Path
@@ -28,6 +28,7 @@ COLOURS = (
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*", "d", "<", ">", "p")  # told apart in black and white too
 FORMATS = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}  # metadata that could vary
 GROUP_WIDTH = 0.8  # of the room for one benchmark, or one line
+Drawing = Callable[[Cells, TablePlan, Path], list[Path]]  # writes a figure of a page; the path lacks the extension
 _LETTERS, _LETTERS_BELOW = 60, 100  # of a name in one line, and below all panels of a figure
 
 
@@ -41,7 +42,6 @@ def drawn_alike() -> Iterator[None]:
 
 
 def look(place: int) -> dict[str, Any]:
-    """The colour and the marker of the series in that place."""
     return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
 
 
@@ -51,9 +51,7 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def by_batch_figure(
-    series: Mapping[str, Mapping[int, Estimate]], y_label: str, path_stem: Path, *, dotted: Collection[str] = ()
-) -> list[Path]:
+def by_batch_figure(series: Mapping[str, Mapping[int, Estimate]], y_label: str, path_stem: Path) -> list[Path]:
     """Draw ratios of speeds by batch size, a line per name, as PNG and SVG."""
     sizes = sorted({size for found in series.values() for size in found})
     with drawn_alike():
@@ -62,7 +60,7 @@ def by_batch_figure(
         for place, (name, found) in enumerate(series.items()):
             axes.errorbar(
                 list(found), [ratio.value for ratio in found.values()], yerr=error_bars([*found.values()], 1.0),
-                label=name, capsize=2, linewidth=1, linestyle=":" if name in dotted else "-", **look(place),
+                label=name, capsize=2, linewidth=1, **look(place),
             )  # fmt: skip
         axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
         axes.set(xlabel="batch size", ylabel=y_label)
@@ -108,7 +106,7 @@ def labelled_figure(panels: Sequence[Labelled], path_stem: Path) -> list[Path]:
         return save(figure, path_stem)
 
 
-def differences_figure(reference: str, *names: str) -> Callable[[Cells, TablePlan, Path], list[Path]]:
+def differences_figure(reference: str, *names: str) -> Drawing:
     """What draws paired differences of lines to one of them, in points: a panel per line, benchmark by benchmark."""
 
     def draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
@@ -116,14 +114,12 @@ def differences_figure(reference: str, *names: str) -> Callable[[Cells, TablePla
         for line in plan.lines:
             done = done_cells(cells, line.name)
             if line.name in names and line.name != reference and done.keys() >= alone.keys() > set():
+                mine, theirs = ({name: row.correct for name, row in of.items()} for of in (done, alone))
+                parts = {columns(plan)[name]: [name] for name in theirs} | {"Average": [*theirs]}
                 effects = {
-                    columns(plan)[name]: paired_difference({name: done[name].correct}, {name: row.correct})
-                    for name, row in alone.items()
+                    words: paired_difference({name: mine[name] for name in of}, {name: theirs[name] for name in of})
+                    for words, of in parts.items()
                 }
-                effects["Average"] = paired_difference(
-                    {name: row.correct for name, row in done.items()},
-                    {name: row.correct for name, row in alone.items()},
-                )
                 panels.append(Labelled(f"{line.label}, points", {"": effects}, level=0.0))
         return labelled_figure(panels, path_stem) if panels else []
 
@@ -225,14 +221,17 @@ def speed_panel(cells: Cells, title: str, lines: Mapping[str, Sequence[str]], be
     return Panel(title, curves, reference)
 
 
-def average_figure(cells: Cells, plan: TablePlan, lines: Mapping[str, Sequence[str]], path_stem: Path) -> list[Path]:
-    """One such panel, over the benchmarks that the whole plan was measured on."""
-    benchmarks = shared_benchmarks(cells, plan)
-    return panels_figure([speed_panel(cells, average_title(benchmarks), lines, benchmarks)], path_stem, across=1)
+def speed_figure(lines: Mapping[str, Sequence[str]]) -> Drawing:
+    """What draws one such panel, over the benchmarks that the whole plan was measured on."""
+
+    def draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+        benchmarks = shared_benchmarks(cells, plan)
+        return panels_figure([speed_panel(cells, average_title(benchmarks), lines, benchmarks)], path_stem, across=1)
+
+    return draw
 
 
 def exactly(value: float) -> Estimate:
-    """A number that nobody has to measure."""
     return Estimate(value, Interval(value, value), 0)
 
 
@@ -250,5 +249,4 @@ def shared_benchmarks(cells: Cells, plan: TablePlan) -> list[str]:
 
 
 def average_title(benchmarks: Sequence[str]) -> str:
-    """What an average is over, in words."""
     return f"average of {len(benchmarks)} benchmark{'' if len(benchmarks) == 1 else 's'}"

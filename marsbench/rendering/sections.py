@@ -10,26 +10,13 @@ from marsbench.findings.in_words import with_interval
 from marsbench.findings.seeds import BySeed
 from marsbench.paper import published
 from marsbench.presets import DEFAULT_SCALE, option_for, preset
-from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.markdown import filled, paragraphs, table
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import median_ratio
 from marsbench.world import modelled_on
 
 _MANY = 3  # values of a fact that a page still lists
-_SMALL = (
-    "Models of a million parameters and an embedded world of six generated benchmarks, all 0-shot, stand in for the "
-    "paper's; conversations are generated, and answers end at a limit below the paper's 256 tokens."
-)
-_REAL = (
-    "GSM8K, BBH and GPQA are scored by reading the answer wherever it stands (lm-eval's stock filters are `strict`); "
-    "what IFEval and GPQA draw at random is drawn from the question; HumanEval has EvalPlus's tests. "
-    "docs/real-benchmarks.md says why."
-)
-_COMMON = (
-    "Every method generates to EOS or the limit, and stop strings cut the text afterwards. Tokens per forward pass are "
-    "counted per answer, up to and with EOS."
-)
 NO_SFT_DEVIATION = (
     '"MARS w/o SFT loss" drops that loss and changes nothing else; the authors\' released ablation also weighs each '
     "sequence by 1/t. Table 3 has both."
@@ -43,12 +30,12 @@ BOTH_ABLATIONS_DEVIATION = (
 def deviations(rows: Sequence[Row], scale: str, own: Sequence[str]) -> str:
     """What is otherwise than in the paper behind rows of one scale; `own` is of this page alone."""
     real = any(modelled_on(row.benchmark) == row.benchmark for row in rows if isinstance(row, EvaluationRow))
-    known = [*([_SMALL] if preset(scale).world else []), *([_REAL] if real else []), _COMMON, *own]
+    small, scored, common = filled(__package__, "deviations.md", {})
+    known = [*([small] if preset(scale).world else []), *([scored] if real else []), common, *own]
     return "\n".join(["## Known deviations from the paper", "", *[f"- {sentence}" for sentence in known]])
 
 
 def title(plan: TablePlan, scale: str) -> str:
-    """What a page is called."""
     first = plan.title.split()[0]
     words = plan.title if first.isupper() else f"{plan.title[0].lower()}{plan.title[1:]}"  # "MARS" stays as it is
     return f"# {plan.name} at scale {scale}: {words}"
@@ -106,7 +93,7 @@ def command(session: str, scale: str, seed: int = 0) -> str:
     return f"`nox -s {' -- '.join([first, ' '.join(more)]) if more else first}`"
 
 
-def facts_section(rows: Sequence[Row], how: str, more: Mapping[str, str] | None = None) -> str:
+def facts_section(rows: Sequence[Row], how: str) -> str:
     """Command, code and machine behind rows; facts that are empty are left out."""
     known = [row.provenance for row in rows]
     dates = sorted(str(origin["started"]) for origin in known if origin.get("started"))
@@ -115,7 +102,6 @@ def facts_section(rows: Sequence[Row], how: str, more: Mapping[str, str] | None 
         **{name: _few(sorted({*map(read, known)} - {""})) for name, read in _FACTS.items()},
         "rows from uncommitted changes": _uncommitted(known),
         "measured": " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "",
-        **(more or {}),
     }
     lines = [[name, value] for name, value in facts.items() if value]
     return paragraphs("## How this was made", table(["", ""], lines, text=(0, 1)))
@@ -127,7 +113,6 @@ def _uncommitted(known: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _few(values: Sequence[str]) -> str:
-    """Some values in a cell; of many, the first and how many there are."""
     return "; ".join(values) if len(values) <= _MANY else f"{values[0]} and {len(values) - 1} others"
 
 

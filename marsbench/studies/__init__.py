@@ -1,17 +1,19 @@
 """Studies: one module, or folder, per page of results, with everything about it. This registry finds them.
 
-A study's module assigns a `Study` to `STUDY`. Commands and the index all go through the functions
-below, in the order of the paper, so a new study is known everywhere once its module is there.
+A study's module assigns a `Study` to `STUDY`, or several that stand on one page to `STUDIES`. Commands and the index
+all go through the functions below, in the order of the paper, so a new study is known everywhere at once.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from itertools import chain
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from marsbench.findings.claims import Claim
     from marsbench.findings.query import Query
     from marsbench.running.plans import TablePlan
     from marsbench.studies.study import Item, Study
@@ -23,9 +25,9 @@ _KINDS = ("table", "figure", "appendix")  # of what the paper numbers, in the or
 def studies() -> dict[str, Study]:
     """Key -> study, in the order of the paper, our own pages last."""
     modules = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
-    found: list[Study] = [module.STUDY for module in modules if hasattr(module, "STUDY")]
-    found.sort(key=lambda study: _place(study.key, study.place))
-    return {study.key: study for study in found}
+    of_modules = [getattr(each, "STUDIES", [each.STUDY] if hasattr(each, "STUDY") else []) for each in modules]
+    every: list[Study] = sorted(chain(*of_modules), key=lambda study: _place(study.key, study.place))
+    return {study.key: study for study in every}
 
 
 def studies_on(page: str) -> list[Study]:
@@ -53,6 +55,10 @@ def study_of(name: str) -> Study:
     from marsbench.errors import unknown_name
 
     raise unknown_name("thing to reproduce", name, [*[item.key for item in items()], "all"])
+
+
+def claims() -> list[Claim]:
+    return [claim for study in studies().values() for claim in (*study.more_claims, *study.claims)]
 
 
 def plans() -> dict[str, TablePlan]:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from marsbench.findings.between_lines import emits_more, more_accurate
-from marsbench.findings.cells import done_cells, latest_cells
+from marsbench.findings.cells import done_cells, latest_cells, same_answers
 from marsbench.line import Line
-from marsbench.rendering.page import TablePage
+from marsbench.rendering.figures import speed_figure
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
 from marsbench.studies.lines import AR_SFT, HEADS, drafting, headed, mars, mars_name, short, verified
-from marsbench.studies.study import table_study
+from marsbench.studies.study import TablePage
 
 _GROUPS, _LINEAR = verified("groups", 4), verified("linear", 5, 0.5)
 _LOSSLESS = (
@@ -20,47 +20,38 @@ _LOSSLESS = (
     verified("groups", 4, stage="mars_gated"),
     verified("linear", 5, 0.5, stage="mars_gated"),
 )
-_SIZES = {
-    "gated_groups_2x": ("AR SFT with an adapter trained twice as long", "mars_gated_2x"),
-    "wide_groups": ("AR SFT with an adapter of three times the rank", "mars_gated_wide"),
-    "wide_groups_2x": ("AR SFT with one of three times the rank trained twice as long", "mars_gated_wide_2x"),
-}
-
-
-def _thresholded(stage: str, words: str, threshold: float) -> Line:
-    """The same whose masks decide what passes, four positions to a forward pass."""
-    label, options = f"AR SFT with {words} (tau = {short(threshold)})", {"block_size": 4, "threshold": threshold}
-    return Line(f"{stage}_{threshold:g}", label, stage, "mars", options, optional=True)
-
-
-_WITH_HEADS = {f"mars_gated_{kind}": f"an adapter and {words} behind it" for kind, words in HEADS.items()}
+_SIZES = tuple(
+    Line(name, f"AR SFT with {words}, verified, groups (W = 4)", stage, _GROUPS.method, _GROUPS.options)
+    for name, words, stage in (
+        ("gated_groups_2x", "an adapter trained twice as long", "mars_gated_2x"),
+        ("wide_groups", "an adapter of three times the rank", "mars_gated_wide"),
+        ("wide_groups_2x", "one of three times the rank trained twice as long", "mars_gated_wide_2x"),
+    )
+)
 _WINDOWS = (drafting("mars_gated", "an adapter", 8), *[headed(kind, window) for window in (4, 8) for kind in HEADS])
 _STRONG, _STRONG_WORDS = "mars_gated_network_strong", "an adapter and a network whose maps count sixteen times"
 _STRONGER = (  # beside AR decoding of the very model below them, which may be another training of AR SFT
     Line(f"{_STRONG}_ar", f"AR SFT with {_STRONG_WORDS}, AR decoding", _STRONG, "ar", optional=True, block_size=8),
     *[drafting(_STRONG, _STRONG_WORDS, window) for window in (4, 8)],
 )
-_SURE = (
-    _thresholded("mars_gated", "an adapter", 0.99),
-    *[_thresholded(stage, words, tau) for stage, words in _WITH_HEADS.items() for tau in (0.99, 0.95)],
-)
-
-
-_HEADED_MARS = (
-    Line("mars_network_ar", "MARS with a draft head, AR decoding", "mars_network", "ar", optional=True),
-    verified("groups", 4, stage="mars_network"),
-    *[mars("mars_network", 4, threshold) for threshold in (0.99, 0.95)],
-)
+_SURE = tuple(  # masks decide what passes, four positions to a forward pass
+    Line(
+        f"{stage}_{tau:g}", f"AR SFT with {words} (tau = {short(tau)})", stage, "mars",
+        {"block_size": 4, "threshold": tau}, optional=True,
+    )
+    for stage, words, taus in (
+        ("mars_gated", "an adapter", (0.99,)),
+        *[(f"mars_gated_{kind}", f"an adapter and {words} behind it", (0.99, 0.95)) for kind, words in HEADS.items()],
+    )
+    for tau in taus
+)  # fmt: skip
 PLAN = TablePlan(
     "adapter",
     "Masks that learn on a frozen model",
     (
         AR_SFT,
         *_LOSSLESS,
-        *[
-            Line(name, f"{words}, verified, groups (W = 4)", stage, _GROUPS.method, _GROUPS.options)
-            for name, (words, stage) in _SIZES.items()
-        ],
+        *_SIZES,
         *_WINDOWS,
         *_STRONGER,
         Line("gated_95", "AR SFT with an adapter (tau = .95)", "mars_gated", "mars", mars("mars", 4, 0.95).options),
@@ -69,7 +60,9 @@ PLAN = TablePlan(
         _GROUPS,
         _LINEAR,
         mars("mars", 4, 0.95),
-        *_HEADED_MARS,
+        Line("mars_network_ar", "MARS with a draft head, AR decoding", "mars_network", "ar", optional=True),
+        verified("groups", 4, stage="mars_network"),
+        *[mars("mars_network", 4, threshold) for threshold in (0.99, 0.95)],
         Line("ar_of_hard", "MARS at the adapter's rate, AR decoding", "mars_hard", "ar"),
         Line("hard_groups", "MARS at the adapter's rate, verified, groups (W = 4)", "mars_hard", _GROUPS.method,
             _GROUPS.options),
@@ -81,27 +74,14 @@ PLAN = TablePlan(
 def _unchanged(rows: Sequence[Row]) -> str:
     """How many answers of the lossless lines have the very tokens of AR SFT's, or are as right and long where older."""
     cells = latest_cells(rows)
-    told, same = 0, 0
-    own = {line.name: AR_SFT.name for line in (*_LOSSLESS, *_WINDOWS)} | dict.fromkeys(_SIZES, AR_SFT.name)
-    for name, ar in (own | {line.name: _STRONGER[0].name for line in _STRONGER[1:]}).items():
-        alone = done_cells(cells, ar)
-        for benchmark, row in done_cells(cells, name).items():
-            if (theirs := alone.get(benchmark)) and row.digests and theirs.digests:
-                told += len(row.digests)
-                same += sum(one == other for one, other in zip(row.digests, theirs.digests, strict=True))
-    if not told:
-        return ""
-    return (
+    own = {line.name: AR_SFT.name for line in (*_LOSSLESS, *_WINDOWS, *_SIZES)}
+    own |= {line.name: _STRONGER[0].name for line in _STRONGER[1:]}
+    counts = [same_answers(done_cells(cells, name), done_cells(cells, ar)) for name, ar in own.items()]
+    same, told = map(sum, zip(*counts, strict=True))
+    said = (
         f"Of {told:,} answers with the adapter, by AR decoding and verified, {same:,} have the very tokens of AR SFT's."
     )
-
-
-_CURVES = {  # lines of the figure: what each was trained on, in times the tokens of MARS's training
-    "adapter": {1: "gated_groups", 2: "gated_groups_2x"},
-    "adapter of three times the rank": {1: "wide_groups", 2: "wide_groups_2x"},
-    "MARS": {1: _GROUPS.name},
-    "MARS at the adapter's rate": {1: "hard_groups"},
-}
+    return said if told else ""
 
 
 _more_accurate, _emits_more = partial(more_accurate, PLAN), partial(emits_more, PLAN)
@@ -124,7 +104,11 @@ CLAIMS = (
         ),
     ),
 )  # fmt: skip
-PAGE = TablePage(
+
+STUDY = TablePage(
+    asks="what does writing into the weights cost and buy, beside an adapter that changes no token?",
+    place=3,
+    in_paper=False,
     plan=PLAN,
     opening=(
         "MARS writes into all weights, so the tuned model is another one. A gated adapter acts on masks alone: every "
@@ -144,15 +128,14 @@ PAGE = TablePage(
         "Accuracy against tokens per forward pass, verified in groups: adapters of two ranks, trained as long as MARS "
         "and twice as long, with 95 % intervals; across, AR SFT with its interval as a band"
     ),
-    curves={words: [*points.values()] for words, points in _CURVES.items()},
+    drawing=speed_figure(
+        {  # adapters trained as long as MARS, and twice as long
+            "adapter": ("gated_groups", "gated_groups_2x"),
+            "adapter of three times the rank": ("wide_groups", "wide_groups_2x"),
+            "MARS": (_GROUPS.name,),
+            "MARS at the adapter's rate": ("hard_groups",),
+        }
+    ),
     more=(_unchanged,),
     deviations=("The paper has no adapter: gated low-rank maps for masks are Apple's idea (arXiv 2507.11851).",),
-)
-
-
-STUDY = table_study(
-    PAGE,
-    asks="what does writing into the weights cost and buy, beside an adapter that changes no token?",
-    place=3,
-    in_paper=False,
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marsbench.findings.between_lines import more_accurate
 from marsbench.findings.cells import BENCHMARKS, Cells, latest_cells, latest_stages
@@ -21,9 +21,6 @@ from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.lines import AR_SFT, mars, mars_name, short
 from marsbench.studies.study import Study
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 SCALES_OWN = "shipped base, gentle rate"  # the recipe of the tables
 CURVES: dict[str, tuple[str, ...]] = {  # words -> the endings of its stages, by steps
@@ -113,7 +110,11 @@ def _sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterator[str]:
     shown = {name: caption for name, caption in _FIGURES.items() if _drawn(rows, name)}
     for name, caption in shown.items():
         yield f"![{caption}](figures/{PLAN.key}_{name}.png)"
-    yield f"*{' '.join(f'{caption}.' for caption in shown.values())} {_conditions(rows, cells)}*"
+    asked = len(BENCHMARKS) * max((len(row.correct) for row in cells.values()), default=0)
+    yield (
+        f"*{' '.join(f'{caption}.' for caption in shown.values())} One training seed, {asked:,} questions a line, "
+        f"{machines(rows)}; bars: 95 % intervals.*"
+    )
     yield _numbers(rows, cells)
     yield (
         "More steps are more conversations, each met five times, as in the tables. Accuracy in %, the mean of six "
@@ -121,11 +122,6 @@ def _sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterator[str]:
         f"that no other page has.{_missing(cells)}"
     )
     yield folded(facts_section(rows, command(session_of(PLAN.key), scale)))
-
-
-def _conditions(rows: Sequence[Row], cells: Cells) -> str:
-    asked = len(BENCHMARKS) * max((len(row.correct) for row in cells.values()), default=0)
-    return f"One training seed, {asked:,} questions a line, {machines(rows)}; bars: 95 % intervals."
 
 
 def _outcomes(rows: Sequence[Row]) -> str:
@@ -145,19 +141,25 @@ def _outcomes(rows: Sequence[Row]) -> str:
     )
 
 
+def _points(rows: Sequence[Row], cells: Cells, curve: str) -> dict[str, dict[int, tuple[Estimate, Estimate]]]:
+    """Line without its ending -> steps or parameters -> tokens per forward pass and accuracy, as far as measured."""
+    places = _places(rows, curve).items()
+    return {
+        way: {x: at for ending, x in places if (at := line_on(cells, way + ending, list(BENCHMARKS)))} for way in _WAYS
+    }
+
+
 def _numbers(rows: Sequence[Row], cells: Cells) -> str:
     lines = []
     for curve in _POINTS:
-        for ending, place in _places(rows, curve).items():
-            found = [line_on(cells, way + ending, list(BENCHMARKS)) for way in _WAYS]
-            shown = [
-                ""
-                if at is None
-                else plus_minus(at[1], 1, factor=100) + (f"; {at[0].value:.2f}" if way in _SEVERAL else "")
-                for way, at in zip(_WAYS, found, strict=True)
-            ]
-            what = f"{place:,} parameters" if curve == SIZES else f"{place:,} steps"
-            lines.append([f"{curve}, {what}", *shown])
+        points = _points(rows, cells, curve)
+        for place in _places(rows, curve).values():
+            shown = []
+            for way in _WAYS:
+                speed, accuracy = points[way].get(place, (None, None))
+                said = plus_minus(accuracy, 1, factor=100) if accuracy else ""
+                shown.append(said + (f"; {speed.value:.2f}" if speed and way in _SEVERAL else ""))
+            lines.append([f"{curve}, {place:,} {'parameters' if curve == SIZES else 'steps'}", *shown])
     return table(["", *_WAYS.values()], lines)
 
 
@@ -178,62 +180,47 @@ _FIGURES = {
 
 
 def _drawn(rows: Sequence[Row], name: str) -> list[str]:
-    """The curves that a figure shows."""
     return [curve for curve in _POINTS if (curve == SIZES) == (name == "sizes") and _places(rows, curve)]
 
 
-def _figures(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
-    cells, found = latest_cells(rows), list[Path]()
-    for name in _FIGURES:
-        if curves := _drawn(rows, name):
-            found += _draw(rows, cells, curves, reports_dir / f"figures/{PLAN.key}_{name}")
-    return found
+def _draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
+    return [
+        path
+        for name in _FIGURES
+        if (curves := _drawn(rows, name))
+        for path in _figure(rows, curves, reports_dir / f"figures/{PLAN.key}_{name}")
+    ]
 
 
-def _draw(rows: Sequence[Row], cells: Cells, curves: Sequence[str], path_stem: Path) -> list[Path]:
+def _figure(rows: Sequence[Row], curves: Sequence[str], path_stem: Path) -> list[Path]:
+    cells = latest_cells(rows)
     with drawn_alike():
         figure = new_figure(max(5.0, 2.6 * len(curves)), 5.4)
         grid = figure.subplots(2, len(curves), squeeze=False, sharey="row", sharex="col")
-        for column, curve in enumerate(curves):
-            places = _places(rows, curve)
-            for place, (way, words) in enumerate(_WAYS.items()):
-                points = {
-                    x: at for ending, x in places.items() if (at := line_on(cells, way + ending, list(BENCHMARKS)))
-                }
-                for axis, factor, axes in ((1, 100.0, grid[0, column]), (0, 1.0, grid[1, column])):
-                    if axis == 1 or way in _SEVERAL:
-                        _curve(axes, {x: at[axis] for x, at in points.items()}, factor, words, place)
-            grid[0, column].set_title(curve.replace(", ", ",\n"), fontsize=8)
-            grid[1, column].set_xscale("log", base=2)
-            marks = [*places.values()]
-            grid[1, column].set_xticks(
-                marks, [f"{mark / 1e6:.2g} M" if curve == SIZES else f"{mark:,}" for mark in marks]
-            )
-            grid[1, column].set_xlabel("parameters" if curve == SIZES else "training steps")
+        for (above, below), curve in zip(grid.T, curves, strict=True):
+            for place, (way, points) in enumerate(_points(rows, cells, curve).items()):
+                for axes, part, factor in ((above, 1, 100.0), (below, 0, 1.0)):
+                    values = [at[part] for at in points.values()] if part or way in _SEVERAL else []
+                    axes.errorbar(
+                        [*points][: len(values)], [factor * value.value for value in values], label=_WAYS[way],
+                        yerr=error_bars(values, factor), linewidth=1.0, markersize=4.5, elinewidth=0.8,
+                        **look(place + 1),
+                    )  # fmt: skip
+                    axes.grid(color="0.9", linewidth=0.6)
+                    axes.spines[["top", "right"]].set_visible(False)
+            marks = [*_places(rows, curve).values()]
+            above.set_title(curve.replace(", ", ",\n"), fontsize=8)
+            below.set_xscale("log", base=2)
+            below.set_xlabel("parameters" if curve == SIZES else "training steps")
+            below.set_xticks(marks, [f"{mark / 1e6:.2g} M" if curve == SIZES else f"{mark:,}" for mark in marks])
         grid[0, 0].set_ylabel("accuracy in %")
         grid[1, 0].set_ylabel("tokens per forward pass")
-        figure.legend(
-            *grid[0, 0].get_legend_handles_labels(),
-            loc="outside lower center",
-            ncols=len(_WAYS) if len(curves) > 2 else 2,
-            frameon=False,
-        )
+        entries = len(_WAYS) if len(curves) > 2 else 2
+        figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=entries, frameon=False)
         return save(figure, path_stem)
 
 
-def _curve(axes: Axes, points: Mapping[int, Estimate], factor: float, words: str, place: int) -> None:
-    values = [*points.values()]
-    axes.errorbar(
-        [*points], [factor * value.value for value in values], yerr=error_bars(values, factor), label=words,
-        linewidth=1.0, markersize=4.5, elinewidth=0.8, **look(place + 1),
-    )  # fmt: skip
-    axes.grid(color="0.9", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
 STUDY = Study(
-    key=PLAN.key,
-    name=PLAN.name,
     asks="would more training, another base or another size change what the tables say?",
     place=3,
     in_paper=False,
@@ -241,5 +228,5 @@ STUDY = Study(
     plan=PLAN,
     trained_before=True,
     sections=_sections,
-    figures=_figures,
+    figures=_draw,
 )

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from marsbench.findings.claims import PAPERS, Claim, Section
+from marsbench.findings.cells import Cells, latest_cells
+from marsbench.findings.claims import OURS, PAPERS, Claim, Section
+from marsbench.findings.in_words import machines
 from marsbench.findings.query import RACED, Query
 from marsbench.findings.seeds import BySeed
 from marsbench.line import TrainedStage
 from marsbench.presets import Preset
-from marsbench.rendering.page import Sections, TablePage, page_text
+from marsbench.rendering.claims import page_claims
+from marsbench.rendering.figures import Drawing
+from marsbench.rendering.markdown import folded, paragraphs
+from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, numbers_table, reasons
+from marsbench.rendering.page import Sections
+from marsbench.rendering.sections import about, command, deviations, facts_section, title
 from marsbench.rendering.sessions import session_of
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
@@ -27,13 +34,18 @@ if TYPE_CHECKING:  # a study is read without loading what measures
 class Item:
     """Something with a line in the index and a name to reproduce it by: a table, a figure, an appendix, or our page."""
 
-    key: str  # what commands and files call it: "table2"
-    name: str  # what readers call it: "Table 2"
+    key: str = ""  # what commands and files call it: "table2"; that of its plan, unless given
+    name: str = ""  # what readers call it: "Table 2"; likewise
     asks: str  # the question that it answers
     section: Section | None = None  # of the paper, where its claims are made; None for pages of our own
     anchor: str = ""  # where it stands on its page
     place: int = 0  # among pages of our own
     plan: TablePlan | None = None  # its lines, where it is made of lines
+
+    def __post_init__(self) -> None:
+        if self.plan is not None:
+            object.__setattr__(self, "key", self.key or self.plan.key)
+            object.__setattr__(self, "name", self.name or self.plan.name)
 
     @property
     def session(self) -> str:
@@ -52,7 +64,7 @@ class Study(Item):
     on: str = ""  # the study whose page it stands on, where it has none of its own
     leads: bool = False  # whether it comes first there
 
-    sections: Sections  # of its page
+    sections: Sections = lambda rows, scale, seeds: ()  # of its page
     figures: Callable[[Sequence[Row], Path], list[Path]] = lambda rows, folder: []  # writes them below a folder
     measure: Callable[[Run], list[Row]] | None = None  # makes its rows beside answers, and those of its grid
     kinds: tuple[type[Row], ...] = ()  # what those rows are
@@ -64,9 +76,24 @@ class Study(Item):
     scored: bool = True  # whether the lines of its plan answer benchmarks
     trained_before: bool = False  # measures the checkpoints of its plan that are there: training all takes hours
     holds: tuple[Item, ...] = ()  # what else stands on its page
-    claims: tuple[Claim, ...] = ()  # those that its rows decide, in their place in the paper
+    claims: tuple[Claim, ...] = ()  # those that its page shows
+    more_claims: tuple[Claim, ...] = ()  # those that its rows decide besides
+    prepared: Callable[[Sequence[Row]], Sequence[Row]] = list  # what is worked out of one seed's rows first
     remark: Callable[[Sequence[Sequence[Row]]], str] = lambda seeds: ""  # for pages on the whole paper; rows by seed
     in_paper: bool = True  # whether it belongs to the reproduction of the whole paper
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("claims", "more_claims"):
+            object.__setattr__(self, name, tuple(map(self._placed, getattr(self, name))))
+
+    def _placed(self, claim: Claim) -> Claim:
+        """A claim as pages on the whole paper list it: one without a section of the paper is ours."""
+        section = None if claim.whose == OURS else claim.section or self.section
+        return replace(
+            claim, page=self.key, item=claim.item or self.key, section=section, whose=PAPERS if section else OURS,
+            prepared=self.prepared,
+        )  # fmt: skip
 
     @property
     def is_made(self) -> bool:
@@ -75,11 +102,18 @@ class Study(Item):
 
     @property
     def page(self) -> str:
-        """The key of the study whose page it stands on."""
         return self.on or self.key
 
     def render(self, rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
-        return page_text(self.sections, rows, scale, seeds)
+        """The page, of one scale's rows; sections that are empty are left out.
+
+        Without `seeds`, verdicts are of these rows alone.
+        """
+        rows = [row for row in rows if row.scale == scale]
+        return paragraphs(*self.parts(rows, scale, seeds or {0: rows})) + "\n"
+
+    def parts(self, rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterable[str]:
+        return self.sections(rows, scale, seeds)
 
     def draw(self, rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
         """Write the figures that its page shows, as PNG and SVG, below a folder, and return their paths."""
@@ -87,7 +121,6 @@ class Study(Item):
 
     @property
     def plans(self) -> tuple[TablePlan, ...]:
-        """The lines that answer benchmarks."""
         return (*([self.plan] if self.plan and self.scored else []), *self.also)
 
     @property
@@ -107,31 +140,66 @@ class Study(Item):
         return [] if self.trained_before else list(dict.fromkeys([*self.shows(scale, quick), *self.stages]))
 
 
-def ours(page: str, claims: Iterable[Claim]) -> tuple[Claim, ...]:
-    """Claims of a page of our own, as the pages on the whole paper list them."""
-    return tuple(replace(claim, page=page, item=page, whose="ours") for claim in claims)
-
-
 def measured_by(module: str, function: str) -> Callable[[Run], list[Row]]:
     """What makes a study's rows, by its place: only who measures imports it."""
     return lambda run: getattr(import_module(module), function)(run)
 
 
-def table_study(page: TablePage, *, more_claims: tuple[Claim, ...] = (), **said: Any) -> Study:
-    """The study of a page whose lines answer benchmarks: one of the paper's tables or figures, or a page of our own.
+@dataclass(frozen=True, kw_only=True)
+class TablePage(Study):
+    """A page on lines that answer benchmarks: one of the paper's tables or figures, or a page of our own."""
 
-    The paper's claims are made in `section`, and belong to the page, unless they say otherwise. `more_claims` are those
-    that its rows decide besides, which the page does not show; what is `said` are further fields of the study.
-    """
-    key, section = page.plan.key, said.get("section")
-    claims = [
-        replace(
-            claim, page=key, item=claim.item or key, section=claim.section or section if claim.whose == PAPERS else None
-        )
-        for claim in (*more_claims, *page.claims)
-    ]
-    fields: dict[str, Any] = {
-        **{"key": key, "name": page.plan.name, "plan": page.plan, "sections": page.sections, "figures": page.figures},
-        **{"claims": ours(key, claims) if page.plan.own else tuple(claims), **said},
-    }
-    return Study(**fields)
+    plan: TablePlan
+    table: TablePlan | None = None  # the lines that it shows, where some are worked out from rows
+    opening: str  # what was done, in a sentence
+    figure: str = ""  # name of its figure; empty for a page without one
+    caption: str = ""  # of the figure
+    drawing: Drawing | None = None  # what draws it
+    lines: tuple[str, ...] = ()  # of its table; none = all
+    figure_title: str = ""  # the paper's number of it, where it has one
+    deviations: tuple[str, ...] = ()  # beside those of every page
+    more: tuple[Callable[[Sequence[Row]], str], ...] = ()  # paragraphs of its own, made of prepared rows
+
+    def parts(self, rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterator[str]:
+        """What stands on it: claims, a figure, a table; folded, how it was made and what the paper does otherwise."""
+        ready = self.prepared(rows)
+        cells = latest_cells(ready)
+        plan = self._shown(cells)
+        # A claim on a line that is left out is left out too.
+        missing = {line.name for line in self._lines.lines} - {line.name for line in plan.lines}
+        yield title(plan, scale)
+        yield page_claims([claim for claim in self.claims if not missing & {*claim.lines}], seeds, scale)
+        yield f"## {self.figure_title}" if self.figure_title else ""
+        if self.figure:
+            yield f"![{self.caption}]({self._stem}.png)"
+            yield f"*{self.caption}. {_drawn_from(seeds)}*"
+        yield numbers_table(plan, {seed: self.prepared(of_seed) for seed, of_seed in seeds.items()}, self.lines)
+        yield f"{self.opening} {HOW_TO_READ_ACCURACY} {about(scale, seeds)}"
+        yield paragraphs(reasons(cells, plan), *[section(ready) for section in self.more])
+        yield folded(facts_section(rows, command(self.session, scale)), deviations(rows, scale, self.deviations))
+
+    def draw(self, rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+        cells = latest_cells(self.prepared([row for row in rows if row.scale == scale]))
+        return self.drawing(cells, self._shown(cells), reports_dir / self._stem) if self.drawing else []
+
+    @property
+    def _lines(self) -> TablePlan:
+        return self.table or self.plan
+
+    def _shown(self, cells: Cells) -> TablePlan:
+        run = {name for name, _ in cells}
+        shown = tuple(line for line in self._lines.lines if not line.optional or line.name in run)
+        return replace(self._lines, lines=shown)
+
+    @property
+    def _stem(self) -> str:
+        """Where its figure lies beside the page, less the extension."""
+        return f"figures/{self.key}_{self.figure}"
+
+
+def _drawn_from(seeds: BySeed) -> str:
+    """Whose answers a figure shows, how many to a benchmark, and who computed them."""
+    shown = next(iter(seeds))
+    rows = [row for row in latest_cells(seeds[shown]).values() if row.status == "done"]
+    counts = sorted({len(row.correct) for row in rows})
+    return f"Training seed {shown}, {' or '.join(map(str, counts))} questions a benchmark; {machines(rows)}."

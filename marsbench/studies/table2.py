@@ -17,14 +17,13 @@ from marsbench.findings.claims import ABSTRACT, OURS, TIMES, Claim, Measured, Se
 from marsbench.line import Line, TrainedStage
 from marsbench.paper import published
 from marsbench.rendering.figures import differences_figure
-from marsbench.rendering.page import TablePage
 from marsbench.rendering.sections import NO_SFT_DEVIATION, step_cost
 from marsbench.rows.kinds import Row, StepCostRow
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, Interval, median_ratio
-from marsbench.studies.lines import AR_SFT, ONE_TOKEN
-from marsbench.studies.study import Item, measured_by, table_study
+from marsbench.studies.lines import AR_SFT, ONE_TOKEN, mars
+from marsbench.studies.study import Item, TablePage, measured_by
 
 _ONE, _SURE = {"block_size": 4, **ONE_TOKEN}, {"block_size": 4, "threshold": 0.95}
 PLAN = TablePlan(
@@ -90,19 +89,6 @@ CLAIMS = (
         whose=OURS, beside=(("at tau = .95", _more_accurate("mars_paper_95", "mars_95")),),
     ),
 )  # fmt: skip
-PAGE = TablePage(
-    plan=PLAN,
-    opening=(
-        "Every training recipe of the MARS paper's Table 2 (arXiv 2604.07023), trained, decoded greedily and "
-        "scored by one program."
-    ),
-    claims=CLAIMS,
-    figure="differences",
-    caption="Points of accuracy over AR SFT by benchmark, paired by question",
-    drawing=differences_figure("ar_sft", "ar_sft_2x", "mars", "mars_paper", "mars_95"),
-    deviations=("Block diffusion predicts every token in place, as BD3-LM does.", NO_SFT_DEVIATION),
-    more=(step_cost,),
-)
 
 # ---- the model and its training: claims that its checkpoints decide ----
 
@@ -149,8 +135,7 @@ TRAINING_CLAIMS = (
     ),
 )  # fmt: skip
 
-STUDY = table_study(
-    PAGE,
+STUDY = TablePage(
     kinds=(StepCostRow,),
     measure=measured_by("marsbench.running.training_cost", "step_costs"),
     in_world=True,
@@ -159,4 +144,36 @@ STUDY = table_study(
     section=Section("Table 2", (4, 2)),
     more_claims=TRAINING_CLAIMS,
     holds=(Item(key="appendix-a", name="Appendix A", asks="what does training cost?", anchor="", section=APPENDIX_A),),
+    plan=PLAN,
+    opening=(
+        "Every training recipe of the MARS paper's Table 2 (arXiv 2604.07023), trained, decoded greedily and "
+        "scored by one program."
+    ),
+    claims=CLAIMS,
+    figure="differences",
+    caption="Points of accuracy over AR SFT by benchmark, paired by question",
+    drawing=differences_figure("ar_sft", "ar_sft_2x", "mars", "mars_paper", "mars_95"),
+    deviations=("Block diffusion predicts every token in place, as BD3-LM does.", NO_SFT_DEVIATION),
+    more=(step_cost,),
 )
+
+# ---- the same recipes on questions that take no more steps than training shows ----
+
+LENGTHS = TablePage(
+    asks="what does MARS lose on questions no longer than those of training?",
+    place=2,
+    on="table2",
+    plan=TablePlan(
+        "lengths",
+        "Questions no longer than those of training",
+        (AR_SFT, *[mars(stage, 4, tau) for tau in (None, 0.95) for stage in ("mars", "mars_paper_alignment")]),
+        within_training=True,
+        own="Lengths",
+    ),
+    opening=(
+        "At scale mini, GSM8K asks for six events and HumanEval for up to six operations, one more than training has. "
+        "Here the same checkpoints answer questions of the lengths that training has; the other four benchmarks are "
+        "those of Table 2."
+    ),
+)
+STUDIES = STUDY, LENGTHS

@@ -12,11 +12,10 @@ from marsbench.findings.between_lines import as_accurate, gains_more, more_accur
 from marsbench.findings.cells import Cells
 from marsbench.findings.claims import Claim, Section
 from marsbench.rendering.figures import Panel, average_title, exactly, line_on, panels_figure, shared_benchmarks
-from marsbench.rendering.page import TablePage
 from marsbench.rendering.sections import BOTH_ABLATIONS_DEVIATION
 from marsbench.running.plans import TablePlan
 from marsbench.studies.lines import ABLATIONS, AR_SFT, BLOCK_SIZES, MARS_STAGES, mars, mars_name
-from marsbench.studies.study import table_study
+from marsbench.studies.study import TablePage
 from marsbench.studies.table2 import NOTHING_TO_TEACH
 
 PLAN = TablePlan(
@@ -65,7 +64,9 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     return panels_figure([panel], path_stem, across=1, x_label="block size B")
 
 
-PAGE = TablePage(
+STUDY = TablePage(
+    asks="what does the SFT loss do, at larger and larger blocks?",
+    section=Section("Table 3", (4, 3)),
     plan=PLAN,
     opening=(
         "MARS with and without the SFT loss, as in the MARS paper's Table 3 (arXiv 2604.07023), trained at three block "
@@ -78,8 +79,4 @@ PAGE = TablePage(
     caption="Average accuracy by block size, with and without the SFT loss, with 95 % intervals",
     drawing=_draw,
     deviations=(BOTH_ABLATIONS_DEVIATION,),
-)
-
-STUDY = table_study(
-    PAGE, asks="what does the SFT loss do, at larger and larger blocks?", section=Section("Table 3", (4, 3))
 )

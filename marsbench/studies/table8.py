@@ -1,6 +1,8 @@
-"""Table 8 and Figure 3: accuracy against tokens per forward pass by threshold, with and without the SFT loss.
+"""The page of thresholds: Tables 4 and 8, and Figures 3 and 6.
 
-The line of AR SFT is the one that the paper's figure draws across.
+In Table 4, lines of our own stand above the paper's: AR SFT, and the same checkpoints at one token per forward pass.
+Figure 3 draws Table 8, and AR SFT across it. Figure 6 compares metrics of confidence (paper appendix D); the paper
+draws it without numbers, and here the two benchmarks of its Figure 3 are asked.
 """
 
 from __future__ import annotations
@@ -9,51 +11,55 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from marsbench.findings.between_lines import emits_more, lies_above, more_accurate
+from marsbench.findings.between_lines import as_accurate, emits, emits_more, lies_above, more_accurate
 from marsbench.findings.cells import Cells, columns
 from marsbench.findings.claims import Claim, Section
+from marsbench.line import Line
+from marsbench.paper import published
 from marsbench.rendering.figures import panels_figure, speed_panel
-from marsbench.rendering.page import TablePage
 from marsbench.rendering.sections import BOTH_ABLATIONS_DEVIATION
 from marsbench.running.plans import TablePlan
-from marsbench.studies.lines import ABLATIONS, AR_SFT, BLOCK_SIZES, HEADED_MARS, MARS_STAGES, TAUS, mars, mars_name
-from marsbench.studies.study import Item, table_study
+from marsbench.statistics.decisions import Bound
+from marsbench.studies.lines import (
+    ABLATIONS,
+    AR_SFT,
+    BLOCK_SIZES,
+    HEADED_MARS,
+    MARS_STAGES,
+    TAUS,
+    THRESHOLDS,
+    mars,
+    mars_name,
+    short,
+)  # fmt: skip
+from marsbench.studies.study import Item, TablePage
 
-SIZE_WITH_HEAD = BLOCK_SIZES[0]  # of MARS with a draft head, which the paper has not
+_SMALLEST, *_LARGER = BLOCK_SIZES
+SURE, UNSURE = TAUS[1], TAUS[-1]
+_ONE_TOKEN, _SURE = (mars_name("mars", _SMALLEST, tau) for tau in (None, SURE))
+
+# ---- Table 8 and Figure 3 ----
+
 PLAN = TablePlan(
     "8",
     "Accuracy against tokens per forward pass, by threshold and block size, with and without the SFT loss",
     (
         AR_SFT,
         *[mars(stage, size, tau) for stage in MARS_STAGES for size in BLOCK_SIZES for tau in TAUS],
-        *[mars("mars_network", SIZE_WITH_HEAD, tau) for tau in TAUS],
+        *[mars("mars_network", _SMALLEST, tau) for tau in TAUS],  # a draft head, which the paper has not
     ),
     benchmarks=("gsm8k", "humaneval"),
 )
 FIGURE3 = Section("Figure 3", (4, 3))
-SURE, UNSURE = TAUS[1], TAUS[-1]
 
 
-def _curve(stage: str, size: int) -> tuple[str, ...]:
+def _by_threshold(stage: str, size: int) -> tuple[str, ...]:
     return tuple(mars_name(stage, size, tau) for tau in TAUS)
 
 
-def _claims() -> Iterator[Claim]:
-    smallest, *larger = BLOCK_SIZES
-
-    def higher(size: int, *said: str, **more: Any) -> Claim:
-        curves = {f"{MARS_STAGES[stage]} (B = {size})": _curve(stage, size) for stage in ("mars", ABLATIONS[0])}
-        return lies_above(PLAN, curves, *said, item="figure3", section=FIGURE3, **more)
-
-    others = tuple((f"B = {size}", higher(size)) for size in larger)
-    yield higher(
-        smallest, f"With the SFT loss, accuracy is higher at equal speed (B = {smallest})", "higher", beside=others
-    )
-    sure, unsure = mars_name("mars", smallest, SURE), mars_name("mars", smallest, UNSURE)
-    yield more_accurate(
-        PLAN, sure, unsure, f"tau = .5 costs accuracy against tau = .95 (B = {smallest})", "low-tau-costs",
-        beside=(("and gives tokens/forward", emits_more(PLAN, unsure, sure)),),
-    )  # fmt: skip
+def _higher(size: int, *said: str, **more: Any) -> Claim:
+    curves = {f"{MARS_STAGES[stage]} (B = {size})": _by_threshold(stage, size) for stage in ("mars", ABLATIONS[0])}
+    return lies_above(PLAN, curves, *said, item="figure3", section=FIGURE3, **more)
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
@@ -62,19 +68,37 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
         for size in BLOCK_SIZES:
             # Colours go by place, so what one panel alone has comes last.
             shown = (*reversed(MARS_STAGES.items()), *HEADED_MARS.items())
-            curves = {label: _curve(stage, size) for stage, label in shown if _curve(stage, size)[0] in known}
+            curves = {label: _by_threshold(stage, size) for stage, label in shown if mars_name(stage, size) in known}
             panels.append(speed_panel(cells, f"{title}, B = {size}", curves, [benchmark]))
     return panels_figure(panels, path_stem, across=len(BLOCK_SIZES))
 
 
-PAGE = TablePage(
+STUDY = TablePage(
+    asks="accuracy against tokens per forward pass, threshold by threshold",
+    section=Section("Table 8", appendix="B"),
+    holds=(
+        Item(
+            key="figure3", name="Figure 3", asks="is MARS with the SFT loss more accurate at equal speed?",
+            anchor="#figure-3", section=FIGURE3,
+        ),
+    ),
     plan=PLAN,
     opening=(
         "MARS with and without the SFT loss, as in the MARS paper's Table 8 and Figure 3 (arXiv 2604.07023), decoded "
         "greedily at several thresholds and scored by one program. **The average is of GSM8K and HumanEval alone**, as "
         "in that table. No tau between .95 and 1 was measured here."
     ),
-    claims=tuple(_claims()),
+    claims=(
+        _higher(
+            _SMALLEST, f"With the SFT loss, accuracy is higher at equal speed (B = {_SMALLEST})", "higher",
+            beside=tuple((f"B = {size}", _higher(size)) for size in _LARGER),
+        ),
+        more_accurate(
+            PLAN, _SURE, mars_name("mars", _SMALLEST, UNSURE),
+            f"tau = .5 costs accuracy against tau = .95 (B = {_SMALLEST})", "low-tau-costs",
+            beside=(("and gives tokens/forward", emits_more(PLAN, mars_name("mars", _SMALLEST, UNSURE), _SURE)),),
+        ),
+    ),
     lines=(
         AR_SFT.name,
         *[mars_name("mars", size, threshold) for size in BLOCK_SIZES for threshold in (None, SURE, UNSURE)],
@@ -89,19 +113,118 @@ PAGE = TablePage(
     ),
     drawing=_draw,
     deviations=(BOTH_ABLATIONS_DEVIATION,),
+)  # fmt: skip
+
+# ---- Table 4 ----
+
+PLAN4 = TablePlan(
+    "4",
+    "Accuracy and tokens per forward pass at tau = .95, by block size",
+    (AR_SFT, *[mars("mars", size, threshold) for threshold in (None, SURE) for size in BLOCK_SIZES]),
+)
+UNDER_TRAINED = (
+    "MARS is under-trained here for large blocks: ten times the rate takes B = 8 from 1.24 to 2.31 tokens per forward "
+    "pass (page regime)."
 )
 
-STUDY = table_study(
-    PAGE,
-    asks="accuracy against tokens per forward pass, threshold by threshold",
-    section=Section("Table 8", appendix="B"),
-    holds=(
-        Item(
-            key="figure3",
-            name="Figure 3",
-            asks="is MARS with the SFT loss more accurate at equal speed?",
-            anchor="#figure-3",
-            section=FIGURE3,
+
+def _claims4() -> Iterator[Claim]:
+    sure = {size: mars_name("mars", size, SURE) for size in BLOCK_SIZES}
+    middle = _LARGER[0]
+    yield emits(
+        PLAN4, _SURE, Bound(low=1.0), f"MARS emits several tokens per forward pass (B = {_SMALLEST})",
+        "several-tokens", check=True,
+        beside=tuple((f"B = {size}", emits(PLAN4, sure[size], Bound())) for size in _LARGER),
+    )  # fmt: skip
+    text = f"B = {middle} emits more tokens per forward pass than B = {_SMALLEST}"
+    yield emits_more(PLAN4, sure[middle], _SURE, text, "more-tokens", untestable=UNDER_TRAINED)
+    text = f"B = {middle} costs some accuracy against B = {_SMALLEST}"
+    yield more_accurate(PLAN4, _SURE, sure[middle], text, "costs", untestable=UNDER_TRAINED)
+    yield as_accurate(
+        PLAN4, _SURE, "ar_sft", f"At tau = .95, MARS with B = {_SMALLEST} stays level with AR SFT", "level",
+        beside=(
+            *[(f"B = {size}", more_accurate(PLAN4, sure[size], "ar_sft")) for size in _LARGER],
+            ("against its own one token", more_accurate(PLAN4, _SURE, _ONE_TOKEN)),
         ),
+        published=_published_level,
+    )  # fmt: skip
+
+
+def _published_level(scale: str) -> float | None:
+    """The paper's average at tau = .95 over its AR SFT's, which stands in Table 2."""
+    sure = published("4", scale=scale, benchmark="average", metric="accuracy", block_size=_SMALLEST)
+    sft = published("2", scale=scale, benchmark="average", metric="accuracy", method="ar_sft_5ep")
+    return sure[0].value - sft[0].value if sure and sft else None
+
+
+TABLE4 = TablePage(
+    asks="how many tokens per forward pass, at what accuracy, by block size?",
+    section=Section("Table 4", (4, 4)),
+    on="table8",
+    plan=PLAN4,
+    opening=(
+        "MARS at three block sizes, as in the MARS paper's Table 4 (arXiv 2604.07023), decoded greedily and scored by "
+        "one program. The lines without tau are ours, for comparison."
     ),
+    claims=tuple(_claims4()),
 )
+
+# ---- Figure 6 ----
+
+METRIC_THRESHOLDS: dict[str, tuple[float, ...]] = {  # surest first; entropy in nats
+    "probability": THRESHOLDS,
+    "entropy": (0.05, 0.2, 0.4, 0.7, 1.0, 1.5),
+    "margin": (0.9, 0.8, 0.7, 0.5, 0.3),
+}
+
+
+def _line(metric: str, threshold: float) -> Line:
+    """MARS (B = 4) that accepts tokens by one of the paper's three metrics; probability is its default."""
+    options = {"block_size": 4, "threshold": threshold} | ({} if metric == "probability" else {"metric": metric})
+    sign = "<=" if metric == "entropy" else ">="
+    return Line(f"{metric}_{threshold:g}", f"MARS, {metric} {sign} {short(threshold)}", "mars", "mars", options)
+
+
+_BY_METRIC = {metric: [_line(metric, at) for at in thresholds] for metric, thresholds in METRIC_THRESHOLDS.items()}
+_CURVES = {metric: (_ONE_TOKEN, *[line.name for line in lines]) for metric, lines in _BY_METRIC.items()}
+PLAN6 = TablePlan(
+    "6",
+    "Three ways to tell when a token is sure enough, each at several thresholds",
+    (AR_SFT, mars("mars", 4), *[line for lines in _BY_METRIC.values() for line in lines]),
+    benchmarks=("gsm8k", "humaneval"),
+    figure=True,
+)
+
+
+def _draw6(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+    panels = [speed_panel(cells, title, _CURVES, [benchmark]) for benchmark, title in columns(plan).items()]
+    return panels_figure(panels, path_stem, across=len(panels))
+
+
+FIGURE6 = TablePage(
+    asks="which metric of confidence is best?",
+    section=Section("Figure 6", appendix="D"),
+    on="table8",
+    plan=PLAN6,
+    opening=(
+        "MARS (B = 4) that accepts tokens by each of the MARS paper's three metrics of confidence (arXiv 2604.07023, "
+        "Appendix D). A token is accepted while its probability, or its lead over the second (the margin), reaches the "
+        "threshold, or while the entropy, in nats, does not exceed it. The average is of GSM8K and HumanEval alone."
+    ),
+    claims=tuple(
+        lies_above(
+            PLAN6, {name: _CURVES[name] for name in ("probability", metric)},
+            f"Probability, the paper's default, is no worse than {metric}", f"no-worse-than-{metric}", margin=1.0,
+        )
+        for metric in ("entropy", "margin")
+    ),
+    lines=(AR_SFT.name, _ONE_TOKEN, *[lines[at].name for lines in _BY_METRIC.values() for at in (0, 2, -1)]),
+    figure="metrics",
+    figure_title="Figure 6",
+    caption=(
+        "Accuracy against tokens per forward pass by metric of confidence, a point per threshold, with 95 % intervals; "
+        "across, AR SFT with its interval as a band"
+    ),
+    drawing=_draw6,
+)  # fmt: skip
+STUDIES = STUDY, TABLE4, FIGURE6

@@ -48,34 +48,30 @@ PLAN = TablePlan(
     ),
     own="Discrepancies",
 )
-AR, WINDOW, BLOCKS, NO_CACHE = "ar", "mars", "mars-block-cache", "mars-no-cache"
-CACHE_BLOCKS = (4, 16, 64)
+WINDOW, BLOCKS, NO_CACHE = "mars", "mars-block-cache", "mars-no-cache"
 ALL_MASKS = f"{NO_CACHE}, all masks"
 
 
-def cache_grid(scale: Preset) -> Grid:
-    """AR, MARS with its sliding window, and with block-level caches whose blocks are windows too, as load grows."""
-    blocks = [_entry(BLOCKS, f"{BLOCKS}, B_cache = {size}", cache_block=size) for size in CACHE_BLOCKS]
-    return _grid(scale, (1, 4, 16, 48), _entry(WINDOW), *blocks)
+def _grids(scale: Preset) -> list[Grid]:
+    """Two races against AR, of five laps over 48 prompts; less where the scale asks few questions anyway.
 
+    MARS as load grows, with its sliding window and with block-level caches whose blocks are windows too; and without a
+    cache, with B - 1 masks in every forward and with as many as tokens may be generated.
+    """
 
-def masks_grid(scale: Preset) -> Grid:
-    """MARS without a cache, with B - 1 masks in every forward and with as many as tokens may be generated."""
-    every = _entry(NO_CACHE, ALL_MASKS, appended_masks=scale.max_new_tokens)
-    return _grid(scale, (1, 16), _entry(NO_CACHE), every)
+    def entry(method: str, name: str = "", **options: Any) -> Line:
+        return Line.raced(name or method, "mars", method, **{"block_size": 4, **options, "threshold": 0.95})
 
-
-def _entry(method: str, name: str = "", **options: Any) -> Line:
-    return Line.raced(name or method, "mars", method, **{"block_size": 4, **options, "threshold": 0.95})
-
-
-def _grid(scale: Preset, batch_sizes: tuple[int, ...], *entries: Line) -> Grid:
-    """A race against AR, of five laps over 48 prompts; less where the scale asks few questions anyway."""
-    contenders = Line.raced(AR, "mars", AR), *entries
-    if scale.in_seconds:
-        few = tuple(size for size in batch_sizes if size < 16)
-        return Grid(contenders, few, prompts=12, repeats=3, positions=0, page="discrepancies")
-    return Grid(contenders, batch_sizes, prompts=48, repeats=5, positions=0, page="discrepancies")
+    caches = [entry(BLOCKS, f"{BLOCKS}, B_cache = {size}", cache_block=size) for size in (4, 16, 64)]
+    masks = [entry(NO_CACHE), entry(NO_CACHE, ALL_MASKS, appended_masks=scale.max_new_tokens)]
+    prompts, repeats, most = (12, 3, 15) if scale.in_seconds else (48, 5, 48)
+    return [
+        Grid(
+            (Line.raced("ar", "mars", "ar"), *entries), tuple(size for size in sizes if size <= most), prompts, repeats,
+            positions=0, page="discrepancies",
+        )
+        for entries, sizes in (([entry(WINDOW), *caches], (1, 4, 16, 48)), (masks, (1, 16)))
+    ]  # fmt: skip
 
 
 DIFFERS, SAME, NOT_RUN = "differs", "no difference seen", "not run"
@@ -100,11 +96,12 @@ PAIRS = {
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     shown = SweepCells.of(next(iter(seeds.values()), ()))  # numbers without a verdict are of the seed shown
     load, knee = _load(shown, seeds)
-    found = {"d5": _cache_blocks(shown), "d10": _masks(shown, seeds), "d14": load}
     return {
         "tally": tally(seeds),
         **{number: _effects_table(seeds, pairs) for number, pairs in PAIRS.items()},
-        **{number: said or NOT_RUN for number, said in found.items()},
+        "d5": _cache_blocks(shown) or NOT_RUN,
+        "d10": _masks(shown, seeds) or NOT_RUN,
+        "d14": load or NOT_RUN,
         "knee": knee,
         "d3_where": _most_changed(rows, *PAIRS["d3"][-1]),
         "reasons": reasons(latest_cells(rows), PLAN),
@@ -131,30 +128,24 @@ def tally(seeds: BySeed) -> str:
 
 
 def _verdict(*found: Finding) -> str:
-    """Which of accuracy and tokens per forward pass differ."""
-    names = [
-        name for name, finding in zip(("accuracy", "tokens/forward"), found, strict=True) if finding.side != "open"
-    ]
+    both = zip(("accuracy", "tokens/forward"), found, strict=True)
+    names = [name for name, finding in both if finding.side != "open"]
     return f"{' and '.join(names)} {DIFFERS if len(names) == 1 else 'differ'}" if names else SAME
 
 
 def _effects_table(seeds: BySeed, pairs: Sequence[tuple[str, str]]) -> str:
-    """A table of differences between pairs of lines."""
     lines = []
     for first, second in pairs:
-        words = f"{label(PLAN, first)} minus {label(PLAN, second)}"
+        numbers, verdict = [""] * 4, NOT_RUN
         if found := effect(seeds, first, second):
             accuracy, tokens = found
             numbers = [accuracy.found, p_value(accuracy.p), tokens.number, counted(accuracy)]
-            lines.append([words, *numbers, _verdict(*found)])
-        else:
-            lines.append([words, *[""] * 4, NOT_RUN])
-    head = ["", "accuracy", "p", "tokens/forward", "n", "verdict"]
-    return table(head, lines, text=(0, 4, 5))
+            verdict = _verdict(*found)
+        lines.append([f"{label(PLAN, first)} minus {label(PLAN, second)}", *numbers, verdict])
+    return table(["", "accuracy", "p", "tokens/forward", "n", "verdict"], lines, text=(0, 4, 5))
 
 
 def _most_changed(rows: Sequence[Row], first: str, second: str) -> str:
-    """On which benchmark two lines differ most, of the seed shown."""
     cells = latest_cells(rows)
     ones, others = done_cells(cells, first), done_cells(cells, second)
     gaps = {name: ones[name].accuracy.value - others[name].accuracy.value for name in ones.keys() & others.keys()}
@@ -172,7 +163,6 @@ def _most_changed(rows: Sequence[Row], first: str, second: str) -> str:
 
 
 def _cache_blocks(sweep: SweepCells) -> str:
-    """What B_cache does to positions, tokens per forward and speed."""
     raced = SweepCells([row for row in sweep.rows if row.method in (WINDOW, BLOCKS)])
     lines = []
     for name in raced.names:
@@ -191,7 +181,6 @@ def _times(seeds: BySeed, measure: Callable[[SweepCells], Estimate | None]) -> F
 
 
 def _masks(sweep: SweepCells, seeds: BySeed) -> str:
-    """B - 1 masks against all that may be generated."""
     lines = []
     for size in sweep.batch_sizes:
         rows = [row for name in (NO_CACHE, ALL_MASKS) if (row := sweep.done.get((name, size)))]
@@ -209,28 +198,23 @@ def _load(sweep: SweepCells, seeds: BySeed) -> tuple[str, str]:
     def speed(sweep: SweepCells, size: int) -> Estimate | None:
         return speed_up(sweep.done.get((WINDOW, size)))
 
-    lines, said = [], ""
-    for row in filter(None, sweep.by_batch(WINDOW)):
-        found = _times(seeds, partial(speed, size=row.batch_size))
-        if found.estimate is None:
-            continue
-        lines.append([str(row.batch_size), f"{row.positions_per_forward:.0f}", found.number])
-        if found.side != "holds" and not said:
-            said = f"From batch size {row.batch_size} on, MARS (tau = .95) is not shown to be faster than `ar`."
-    if lines and not said:
-        said = f"MARS (tau = .95) is faster than `ar` at every batch size measured, up to {lines[-1][0]}."
-    return table(["batch", "positions/forward", "speed over `ar`"], lines), said
+    rows = filter(None, sweep.by_batch(WINDOW))
+    found = {row.batch_size: (row, _times(seeds, partial(speed, size=row.batch_size))) for row in rows}
+    known = {size: (row, speed) for size, (row, speed) in found.items() if speed.estimate is not None}
+    lines = [[str(size), f"{row.positions_per_forward:.0f}", speed.number] for size, (row, speed) in known.items()]
+    said = f"MARS (tau = .95) is faster than `ar` at every batch size measured, up to {max(known, default=0)}."
+    if slow := [size for size, (_, speed) in known.items() if speed.side != "holds"]:
+        said = f"From batch size {slow[0]} on, MARS (tau = .95) is not shown to be faster than `ar`."
+    return table(["batch", "positions/forward", "speed over `ar`"], lines), said if lines else ""
 
 
 def _races(run: Run) -> list[Row]:
     from marsbench.racing.sweep import Sweep
 
-    return [row for grid in (cache_grid, masks_grid) for row in Sweep(run, grid(run.scale)).rows()]
+    return [row for grid in _grids(run.scale) for row in Sweep(run, grid).rows()]
 
 
 STUDY = Study(
-    key="discrepancies",
-    name="Discrepancies",
     asks="where paper and released code differ: does it matter?",
     place=1,
     plan=PLAN,

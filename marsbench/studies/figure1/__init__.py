@@ -50,14 +50,11 @@ def is_right(example: Example, said: str) -> bool | None:
 
 
 STUDY = Study(
-    key="figure1",
-    name="Figure 1",
     asks="what does an answer look like, forward pass by forward pass?",
     section=Section("Figure 1", (1,)),
     plan=PLAN,
     scored=False,
     measure=measured_by("marsbench.studies.figure1.measuring", "figure1_rows"),
     kinds=(GenerationRow,),
-    sections=lambda rows, scale, seeds: (),
     on="explore",
 )

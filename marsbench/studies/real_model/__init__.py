@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marsbench.fetching.models import described, is_known
-from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, latest_stages
+from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, latest_stages, same_answers
 from marsbench.findings.in_words import with_interval
 from marsbench.findings.query import RACED
 from marsbench.findings.seeds import BySeed
@@ -17,11 +17,11 @@ from marsbench.rendering.claims import page_claims
 from marsbench.rendering.figures import Labelled, labelled_figure
 from marsbench.rendering.markdown import table
 from marsbench.rendering.page import laid_out
-from marsbench.rows.kinds import EvaluationRow, Row, SweepRow, TrainingSpeedRow
+from marsbench.rows.kinds import Row, SweepRow, TrainingSpeedRow
 from marsbench.statistics.intervals import ratio_of_totals
 from marsbench.studies.real_model import lines as arms
 from marsbench.studies.real_model.lines import CLAIMS, IN_BF16, OUTSIDER, OWN_AR, PLAN
-from marsbench.studies.study import Study, ours
+from marsbench.studies.study import Study
 
 if TYPE_CHECKING:
     from marsbench.running.run import Run
@@ -154,7 +154,7 @@ def _lossless(cells: Cells) -> Iterator[str]:
     """How many answers are those of AR decoding, of those that are promised to be."""
     for dtype, plan in (("float32", PLAN), ("bfloat16", IN_BF16)):
         found = [
-            _same(done, done_cells(cells, OWN_AR[line.name]), columns(plan))
+            same_answers(done, done_cells(cells, OWN_AR[line.name]))
             for line in plan.lines
             if METHODS[line.method].lossless
             and line.name != OWN_AR[line.name]
@@ -165,17 +165,7 @@ def _lossless(cells: Cells) -> Iterator[str]:
             yield f"- In {dtype}, of {asked:,} answers that a method promises to be those of AR decoding, {same:,} are."
 
 
-def _same(
-    one: Mapping[str, EvaluationRow], other: Mapping[str, EvaluationRow], names: Iterable[str]
-) -> tuple[int, int]:
-    """How many answers of two lines on some benchmarks have the same tokens, and how many are known of both."""
-    pairs = [(one[name].digests, other[name].digests) for name in names if name in one and name in other]
-    known = [(a, b) for first, second in pairs if first and second for a, b in zip(first, second, strict=True)]
-    return sum(a == b for a, b in known), len(known)
-
-
 def _clock(sweeps: Mapping[str, SweepCells]) -> str:
-    """Tokens per second, and over `ar`, by type of weights and batch size."""
     names = dict.fromkeys(name for sweep in sweeps.values() for name in sweep.names if name != A_A)
     heads = [f"{dtype}, {head}" for dtype, sweep in sweeps.items() for head in sweep.heads]
     lines = [
@@ -206,7 +196,6 @@ def _tokens(cells: Cells, rows: Sequence[Row]) -> str:
 
 
 def _training(rows: Sequence[Row]) -> str:
-    """What a step of each objective costs here, over AR's."""
     speeds = {row.stage: row for row in rows if isinstance(row, TrainingSpeedRow)}
     rates = {stage: sum(row.tokens) / sum(row.seconds) for stage, row in speeds.items()}
     said = [f"`{stage}` {rate:,.0f}" for stage, rate in rates.items()]
@@ -232,8 +221,6 @@ def _races_and_speeds(run: Run) -> list[Row]:
 
 
 STUDY = Study(
-    key="real-model",
-    name="Real model",
     asks="what does MARS do for a model that people use, on hardware that everybody has?",
     place=7,
     in_paper=False,
@@ -244,5 +231,5 @@ STUDY = Study(
     timed=True,
     sections=laid_out(__package__, slots, PLAN),
     figures=draw,
-    claims=ours("real-model", CLAIMS),
+    claims=CLAIMS,
 )

@@ -50,15 +50,9 @@ def _with_lookup(stage: str, window: int, layout: str = "groups") -> Line:
 
 AR, AR_OF_MARS, AR_OF_LONG_MARS = (_line(stage, "AR decoding", "ar") for stage in (BASE, MARS, LONG_MARS))
 PROMPT_LOOKUP = _line(BASE, "prompt lookup", "prompt-lookup", **_LOOKUP)
-GROUPS, LINEAR = (_verified(ADAPTER, layout, 4) for layout in ("groups", "linear"))
-MARS_GROUPS, LONG_GROUPS = (_verified(stage, "groups", 4) for stage in (MARS, LONG_ADAPTER))
-SURE, UNSURE = (
-    _line(MARS, f"tau = {short(tau)}", "mars", block_size=DEFAULT_BLOCK_SIZE, threshold=tau) for tau in (0.95, 0.7)
-)
-LONG_MARS_GROUPS, HEADED_GROUPS = _verified(LONG_MARS, "groups", 4), _verified(HEADED, "groups", 4)
+GROUPS, HEADED_GROUPS = (_verified(stage, "groups", 4) for stage in (ADAPTER, HEADED))
 SHIPPED_GROUPS, SHIPPED_LINEAR = (_verified(SHIPPED, layout, 4) for layout in ("groups", "linear"))
-SHIPPED_BOTH = _with_lookup(SHIPPED, 4, "linear")
-HEADED_BOTH = _with_lookup(HEADED, 3)
+SHIPPED_BOTH, HEADED_BOTH = _with_lookup(SHIPPED, 4, "linear"), _with_lookup(HEADED, 3)
 HEADED_FEW = _line(
     HEADED, "verified, two groups (W = 4)", "mars-verified", layout="groups", block_size=DEFAULT_BLOCK_SIZE, groups=2
 )
@@ -68,12 +62,16 @@ PLAN = TablePlan(
     (
         AR,
         PROMPT_LOOKUP,
-        *(GROUPS, _verified(ADAPTER, "groups", 3), LINEAR),
-        *(LONG_GROUPS, _verified(LONG_ADAPTER, "groups", 3)),
+        *(GROUPS, _verified(ADAPTER, "groups", 3), _verified(ADAPTER, "linear", 4)),
+        *(_verified(LONG_ADAPTER, "groups", window) for window in (4, 3)),
         *(HEADED_GROUPS, HEADED_FEW, HEADED_BOTH, _with_lookup(HEADED, 4), _verified(QUARTER, "groups", 4)),
         *(SHIPPED_GROUPS, _verified(SHIPPED, "groups", 8), SHIPPED_LINEAR, SHIPPED_BOTH),
-        *(AR_OF_MARS, MARS_GROUPS, _verified(MARS, "groups", 3), SURE, UNSURE),
-        *(AR_OF_LONG_MARS, LONG_MARS_GROUPS),
+        *(AR_OF_MARS, *[_verified(MARS, "groups", window) for window in (4, 3)]),
+        *[
+            _line(MARS, f"tau = {short(tau)}", "mars", block_size=DEFAULT_BLOCK_SIZE, threshold=tau)
+            for tau in (0.95, 0.7)
+        ],
+        *(AR_OF_LONG_MARS, _verified(LONG_MARS, "groups", 4)),
     ),
     benchmarks=("gsm8k", "humaneval"),
     questions=50,
@@ -135,12 +133,9 @@ def grid_at(scale: Preset, dtype: str, *, beside: bool = False) -> Grid:
     names = {"ar": "ar", **({"hf-generate": "hf-generate", "ar, again": "ar"} if beside else {})}
     baselines = [Line.raced(name, BASE, method) for name, method in names.items()]
     small = scale.in_seconds
+    ours = [replace(line, name=line.label) for line in _RACED]
     return Grid(
-        contenders=(
-            *baselines,
-            *[replace(line, name=line.label) for line in _RACED],
-            *(OUTSIDERS.values() if beside else ()),
-        ),
+        contenders=(*baselines, *ours, *(OUTSIDERS.values() if beside else ())),
         batch_sizes=(1, 4),
         prompts=(2 if small else 16) if beside else 4 if small else 48,
         repeats=2 if small else 3 if beside else 1,  # the lap that is watched has every prompt's own time

@@ -1,24 +1,30 @@
-"""The regime: criteria about AR training, and about masks before any training with them."""
+"""The regime: criteria about AR training, and about masks before any training with them; and a map of other regimes.
+
+The map has MARS from a base trained long or short, fine-tuned gently or hard; the tables have one of its corners.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
-from marsbench.findings.between_lines import emits, more_accurate
-from marsbench.findings.cells import BENCHMARKS, PUBLISHED_SCALES, done_cells, latest_cells, published_average
+from marsbench.findings.between_lines import emits, emits_more, more_accurate
+from marsbench.findings.cells import BENCHMARKS, PUBLISHED_SCALES, Cells, done_cells, latest_cells, published_average
 from marsbench.findings.claims import TIMES, Claim, Finding, Measured, number
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line
 from marsbench.rendering.claims import tested
+from marsbench.rendering.figures import Labelled, labelled_figure, line_on, shared_benchmarks
 from marsbench.rendering.markdown import table
 from marsbench.rendering.page import laid_out
 from marsbench.rows.kinds import Row, TextLossRow
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound, Verdict
-from marsbench.statistics.intervals import paired_difference, ratio_of_totals
-from marsbench.studies.lines import AR_SFT
-from marsbench.studies.study import Study, measured_by, ours
+from marsbench.statistics.intervals import Estimate, paired_difference, ratio_of_totals
+from marsbench.studies.lines import AR_SFT, BLOCK_SIZES, mars, mars_name
+from marsbench.studies.study import Study, TablePage, measured_by
 from marsbench.studies.table2 import PLAN as TABLE2
 
 _OF_TABLE2 = {line.name: line for line in TABLE2.lines}
@@ -31,9 +37,7 @@ PLAN = TablePlan(
     own="Regime",
 )
 
-CONVERGED, SATURATED, ROOM, HARDLY_MORE = Bound(-1.5, 1.5), Bound(-1.0, 1.0), Bound(60.0, 95.0), Bound(high=1.05)
-TAUGHT = Bound(low=5.0)
-OUTSIDE = "outside the bound"  # of what the paper itself has
+HARDLY_MORE = Bound(high=1.05)
 ROOM_ON_EACH, ENOUGH = Bound(40.0, 97.0), 4
 BETWEEN = f"between {ROOM_ON_EACH.low:g} and {ROOM_ON_EACH.high:g}"
 # Accuracy in % of an answer of the right form, drawn at random. BBH: two puzzles of yes or no, one of seven days.
@@ -73,30 +77,27 @@ def above_chance(seeds: BySeed) -> tuple[str, Verdict]:
         return "n/a", "not run"
     near = [BENCHMARKS[name] for name, interval in limits.items() if interval.low <= CHANCE.get(name, 0.0)]
     below_chance = any(interval.high <= CHANCE.get(name, 0.0) for name, interval in limits.items())
-    verdict: Verdict = "does not hold" if below_chance else "open" if near else "holds"
-    return ", ".join(near) or "none", verdict
+    return ", ".join(near) or "none", "does not hold" if below_chance else "open" if near else "holds"
 
 
 def _text_loss(rows: Sequence[Row]) -> Measured:
     """The loss on held-out text after AR SFT, over that of the base."""
     nats = {row.stage: row.nats for row in rows if isinstance(row, TextLossRow) and row.status == "done"}
-    if not nats.keys() >= {"base", "ar_sft"}:
-        return Measured()
-    return Measured(ratio_of_totals(nats["ar_sft"], nats["base"]))
+    return Measured(ratio_of_totals(nats["ar_sft"], nats["base"]) if nats.keys() >= {"base", "ar_sft"} else None)
 
 
 # Accuracies within a margin: two one-sided tests, by one interval. Lines of Table 2 have the paper's numbers there.
 CRITERIA = (
     more_accurate(
         PLAN, AR_SFT.name, OF_SHORT_BASE.name, "Converged: a third less pretraining hardly changes AR SFT",
-        bound=CONVERGED,
+        bound=Bound(-1.5, 1.5),
     ),
     more_accurate(
         TABLE2, TWICE.name, AR_SFT.name, "Saturated: AR SFT twice as long is equivalent to AR SFT",
-        bound=SATURATED,
+        bound=Bound(-1.0, 1.0),
     ),
     Claim(
-        text="Room both ways: AR SFT's average accuracy", compared="average of AR SFT", bound=ROOM,
+        text="Room both ways: AR SFT's average accuracy", compared="average of AR SFT", bound=Bound(60.0, 95.0),
         measure=partial(_accuracy, benchmarks=list(BENCHMARKS)),
         published=lambda scale: published_average(TABLE2, AR_SFT.name, scale, "accuracy"),
     ),
@@ -108,54 +109,49 @@ CRITERIA = (
         PLAN, UNTRAINED_MASKS.name, HARDLY_MORE, "Masks are new: before MARS training they settle next to nothing"
     ),
     more_accurate(
-        TABLE2, AR_SFT.name, "base", "Fine-tuning has something to teach, at least 5 points", "taught", bound=TAUGHT
+        TABLE2, AR_SFT.name, "base", "Fine-tuning has something to teach, at least 5 points", "taught",
+        bound=Bound(low=5.0),
     ),
 )  # fmt: skip
 
 
-def published_in_words(criterion: Claim) -> str:
+def _published_in_words(criterion: Claim) -> str:
     """What the paper's own averages say of a criterion, at its scales; empty where they say nothing."""
-    said = []
+    said, bound = [], criterion.bound
     for scale, name in PUBLISHED_SCALES.items():
-        value, bound = criterion.published(scale), criterion.bound
-        if value is not None:
-            where = "" if bound.low <= value <= bound.high else f", {OUTSIDE}"
+        if (value := criterion.published(scale)) is not None:
+            where = "" if bound.low <= value <= bound.high else ", outside the bound"
             said.append(f"{number(value, criterion.unit, signed=criterion.signed)} ({name}{where})")
     return ", ".join(said)
 
 
-# ---- the page ----
-
-
-def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
+def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     return {"tally": tally(seeds), "criteria": _criteria(seeds), "room": _room(seeds)}
-
-
-def _judged(seeds: BySeed) -> list[tuple[Claim, Finding]]:
-    return [(criterion, criterion.over(seeds.values())) for criterion in CRITERIA]
 
 
 def tally(seeds: BySeed) -> str:
     """How many of the criteria hold, and what of the others."""
-    verdicts = [found.side for _, found in _judged(seeds)] + [room_on_enough(seeds)[1], above_chance(seeds)[1]]
+    judged = [criterion.over(seeds.values()).side for criterion in CRITERIA]
+    verdicts = [*judged, room_on_enough(seeds)[1], above_chance(seeds)[1]]
     words: tuple[Verdict, ...] = "does not hold", "open", "not run"
     rest = [f"{verdicts.count(verdict)} {verdict}" for verdict in words if verdict in verdicts]
     return ", ".join([f"{verdicts.count('holds')} of {len(verdicts)} checks hold", *rest])
 
 
 def _criteria(seeds: BySeed) -> str:
-    head = ["criterion", "tested", "result", "questions or texts", "seeds", "outcome", "the paper"]
     lines = []
-    for criterion, found in _judged(seeds):
+    for criterion in CRITERIA:
+        found = criterion.over(seeds.values())
         counts = ["n/a", "n/a"] if found.estimate is None else [f"{found.estimate.n:,}", str(found.seeds)]
         line = [criterion.text, tested(criterion), found.found, *counts]
-        lines.append([*line, found.side, published_in_words(criterion)])
+        lines.append([*line, found.side, _published_in_words(criterion)])
     (enough, first), (near, second) = room_on_enough(seeds), above_chance(seeds)
     reach = "benchmarks whose interval reaches down to chance"
     lines[3:3] = [  # they belong to the third
         ["... at least four benchmarks", f"{ENOUGH} or more {BETWEEN}", enough, "", "", first, ""],
         ["... none at chance", reach, near, "", "", second, ""],
     ]
+    head = ["criterion", "tested", "result", "questions or texts", "seeds", "outcome", "the paper"]
     return table(head, lines, text=(0, 1, 5, 6))
 
 
@@ -168,8 +164,6 @@ def _room(seeds: BySeed) -> str:
 
 
 STUDY = Study(
-    key="regime",
-    name="Regime",
     asks="is fine-tuning at this scale as gentle, and its base as well trained, as in the paper?",
     place=0,
     in_paper=False,
@@ -177,6 +171,89 @@ STUDY = Study(
     measure=measured_by("marsbench.studies.regime.measuring", "text_losses"),
     kinds=(TextLossRow,),
     in_world=True,
-    sections=laid_out(__package__, slots, PLAN),
-    claims=ours("regime", CRITERIA[-1:]),
+    sections=laid_out(__package__, _slots, PLAN),
+    claims=CRITERIA[-1:],
 )
+
+# ---- the map ----
+
+CORNERS = {  # ending of its stages -> its words
+    "": "long base, gentle",
+    "_of_short_base": "short base, gentle",
+    "_hard_sft": "long base, hard",
+    "_hard_sft_of_short_base": "short base, hard",
+}
+_SURE, _HARD = 0.95, "_hard_sft"
+_ONE, _ABLATION = mars_name("mars", 4), mars_name("mars_no_sft", 4)
+_B4, _B16 = mars_name("mars", 4, _SURE), mars_name("mars", 16, _SURE)
+_LINES = AR_SFT, mars("mars", 4), *[mars("mars", size, _SURE) for size in BLOCK_SIZES], mars("mars_no_sft", 4)
+
+
+def _at(line: Line, ending: str) -> Line:
+    return replace(
+        line, name=line.name + ending, label=f"{line.label}, {CORNERS[ending]}", stage=line.stage + ending,
+        published=None, optional=True,
+    )  # fmt: skip
+
+
+MAP_PLAN = TablePlan(
+    "map", "Where MARS pays", tuple(_at(line, ending) for ending in CORNERS for line in _LINES), own="Map"
+)
+
+
+def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+    """By corner: what MARS loses at one token, what its ablation loses, and tokens per forward pass by block size."""
+    rows, benchmarks = list(cells.values()), shared_benchmarks(cells, plan)
+
+    def gained_over(other: str) -> dict[str, Estimate]:
+        claims = {words: more_accurate(MAP_PLAN, _ONE + ending, other + ending) for ending, words in CORNERS.items()}
+        return {words: gain for words, claim in claims.items() if (gain := claim.measure(rows).estimate) is not None}
+
+    speeds = {
+        f"B = {size}": {
+            words: line[0]
+            for ending, words in CORNERS.items()
+            if (line := line_on(cells, mars_name("mars", size, _SURE) + ending, benchmarks))
+        }
+        for size in BLOCK_SIZES
+    }
+    panels = (
+        Labelled("MARS minus AR SFT, points", {"": gained_over(AR_SFT.name)}, level=0.0),
+        Labelled("MARS minus w/o SFT loss, points", {"": gained_over(_ABLATION)}, level=0.0),
+        Labelled("tokens per forward pass at tau = .95", speeds),
+    )
+    return labelled_figure(panels, path_stem)
+
+
+MAP = TablePage(
+    asks="where does MARS pay: base, rate and block size?",
+    place=3,
+    in_paper=False,
+    on="regime",
+    plan=MAP_PLAN,
+    opening=(
+        "The recipes of the tables in four corners: from the base that they start from and from one that was trained "
+        "two thirds as long, fine-tuned at their gentle rate and at ten times that (*hard*, AR SFT too). One training "
+        "seed but for the first corner. **In part:** curves over training steps stand on this page only where "
+        "`marsbench reproduce curves` has measured them."
+    ),
+    claims=(
+        emits_more(
+            MAP_PLAN, _B4 + _HARD, _B4, "Ten times the learning rate buys MARS tokens per forward pass at tau = .95",
+            "hard-emits",
+            beside=(
+                ("accuracy", more_accurate(MAP_PLAN, _B4 + _HARD, _B4)),
+                ("what it costs AR SFT", more_accurate(MAP_PLAN, AR_SFT.name + _HARD, AR_SFT.name)),
+                ("B = 16 over B = 4 there", emits_more(MAP_PLAN, _B16 + _HARD, _B4 + _HARD)),
+            ),
+        ),
+    ),
+    lines=tuple(name + ending for ending in CORNERS for name in (AR_SFT.name, _ONE, _B4)),
+    figure="corners",
+    caption=(
+        "By corner: what MARS (B = 4) loses to AR SFT at one token per forward pass, what it is ahead of MARS w/o SFT "
+        "loss, and its tokens per forward pass at tau = .95 by block size"
+    ),
+    drawing=_draw,
+)  # fmt: skip
+STUDIES = STUDY, MAP

@@ -25,7 +25,6 @@ _TEXTS_AT_ONCE = 64
 
 
 def text_losses(run: Run) -> list[Row]:
-    """A row per stage."""
     return [_text_loss(run, stage) for stage in ("base", "ar_sft")]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from marsbench.findings.cells import why_none
 from marsbench.findings.in_words import with_interval
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import (
     A_A,
+    ALLOWED_LOSS,
     SweepCells,
     baseline_of,
     over,
@@ -16,17 +18,18 @@ from marsbench.findings.sweep import (
     printed_speed_up,
     speed_of,
     speed_up,
-)
+)  # fmt: skip
 from marsbench.line import Line
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR, read_grid, shipped_grid
 from marsbench.rendering.claims import page_claims
-from marsbench.rendering.markdown import table
+from marsbench.rendering.figures import by_batch_figure
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.page import laid_out
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.running.plans import TablePlan
+from marsbench.statistics.intervals import Estimate
 from marsbench.studies.lines import BATCH_SIZES, speculative
-from marsbench.studies.speedup import figures
 from marsbench.studies.speedup.claims import BESTS, TABLE5_SECTION, TABLE6_SECTION, decoded_by_the_sweep, speed_claims
 from marsbench.studies.speedup.tables import AR_SFT, table5, table6
 from marsbench.studies.study import Item, Study
@@ -69,7 +72,7 @@ SMALL = " These are models of a million parameters or less; they test the mechan
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     sweep = SweepCells.of(rows)
     return {
-        "claims": page_claims(speed_claims(), seeds, scale),
+        "claims": page_claims(STUDY.claims, seeds, scale),
         "answer": _answer(sweep),
         "decoded": decoded_by_the_sweep([rows]),
         "same": _same_as_sft(sweep),
@@ -88,11 +91,11 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
 def _answer(sweep: SweepCells) -> str:
     over_library = [printed_ratio(speed_up(row, "hf-generate"), "") for row in sweep.by_batch("ar")]
     lines = [["`ar` over `hf-generate`, both eager", *over_library]]
-    if sweep.has_compiled:
+    if any(sweep.by_batch(COMPILED_AR)):
         lines.append(["compiled `ar` over eager `ar`", *map(printed_speed_up, sweep.by_batch(COMPILED_AR))])
     for best in BESTS.values():
         found = [best.find(sweep, size) for size in sweep.batch_sizes]
-        if best.shown and any(found):
+        if any(found):
             lines.append([f"{best.shown}, over `ar`", *[printed_ratio(sweep.over_ar_alike(row), "") for row in found]])
             lines.append(["tokens/forward", *[f"{row.tokens_per_forward:.2f}" if row else "" for row in found]])
     lost = [sweep.cost(sweep.sure_mars(size)) for size in sweep.batch_sizes]
@@ -110,8 +113,7 @@ def _contenders(sweep: SweepCells) -> str:
         held_against.setdefault(baseline, []).append(name)
     tables = [_all_over(sweep, baseline == COMPILED_AR, names) for baseline, names in held_against.items()]
     failed = {row.contender: why_none(row) for row in sweep.rows if row.status != "done"}
-    reasons = [f"- {name}: {why}" for name, why in failed.items()]
-    return "\n\n".join([*tables, "\n".join(reasons)])
+    return paragraphs(*tables, "\n".join(f"- {name}: {why}" for name, why in failed.items()))
 
 
 def _fastest_of_each(sweep: SweepCells) -> set[str]:
@@ -184,6 +186,36 @@ def _steps(sweep: SweepCells) -> str:
     return table(["positions in a step", *map(str, shown)], [costs])
 
 
+# ---------------------------------------------------------------------- the figure
+
+
+def _draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
+    sweep = SweepCells.of(rows)
+    series: dict[str, dict[int, Estimate]] = {}
+    for size in sweep.batch_sizes:
+        for name, row in _best_of_each_method(sweep, size).items():
+            if ratio := sweep.over_ar_alike(row):
+                form = "" if sweep.has_both_forms(row) else ", eager"
+                series.setdefault(f"{name}{form}", {})[size] = ratio
+    stem = reports_dir / "figures/speedup_by_batch_size"
+    return by_batch_figure(series, "tokens per second over ar, like over like", stem)
+
+
+def _best_of_each_method(sweep: SweepCells, batch_size: int) -> dict[str, SweepRow]:
+    """Of each method but `ar`, the contender that is fastest at a batch size and loses little accuracy.
+
+    What promises the tokens of its own model loses none, whichever checkpoint that is.
+    """
+    best: dict[str, SweepRow] = {}
+    for row in sweep.at(batch_size, lambda row: row.method != "ar"):
+        alone = row.method == "mars" and row.options.get("threshold") is None
+        cost, kind = sweep.cost(row), ", adapter" if row.is_adapted else ", one token" if alone else ""
+        name = f"{row.method}{kind}"
+        if row.is_lossless or (cost is not None and cost.value <= ALLOWED_LOSS):
+            best[name] = max(best.get(name, row), row, key=speed_of)
+    return best
+
+
 STUDY = Study(
     key="speedup",
     name="Speed",
@@ -191,25 +223,17 @@ STUDY = Study(
     place=4,
     grid=lambda scale, quick: read_grid(shipped_grid(scale.scale), quick=quick),
     sections=laid_out(__package__, slots),
-    figures=figures.draw,
+    figures=_draw,
     claims=tuple(speed_claims()),
     remark=decoded_by_the_sweep,
     holds=(
         Item(
-            key="table5",
-            name="Table 5",
-            asks="how fast by the clock is the block-level cache, by batch size?",
-            anchor="#table-5-the-block-level-cache",
-            section=TABLE5_SECTION,
-            plan=TABLE5,
+            plan=TABLE5, asks="how fast by the clock is the block-level cache, by batch size?",
+            anchor="#table-5-the-block-level-cache", section=TABLE5_SECTION,
         ),
         Item(
-            key="table6",
-            name="Table 6",
-            asks="does MARS help speculative decoding, as target and as draft?",
-            anchor="#table-6-speculative-decoding",
-            section=TABLE6_SECTION,
-            plan=TABLE6,
+            plan=TABLE6, asks="does MARS help speculative decoding, as target and as draft?",
+            anchor="#table-6-speculative-decoding", section=TABLE6_SECTION,
         ),
     ),
-)
+)  # fmt: skip

@@ -25,6 +25,7 @@ SERVED = (1, *BATCH_SIZES)  # the batch sizes at which the best settings are hel
 _ENDS = _SMALL, _LARGE = BATCH_SIZES[0], BATCH_SIZES[-1]
 _ABOVE_0, _ABOVE_1 = Bound(low=0.0), Bound(low=1.0)
 
+_OfRows = Callable[[SweepRow, SweepRow], Estimate | None]
 _One = TypeVar("_One")
 _Effect = TypeVar("_Effect")
 
@@ -40,8 +41,12 @@ def _claim(
 ) -> Claim:  # fmt: skip
     """A claim on the eager contenders, or on all of them: like is held against like."""
     measured = on_sweep(measure if compiled else lambda sweep: measure(sweep.eager))
-    fields = {"name": name, "text": text, "compared": compared, "page": "speedup", "item": "speedup"}
-    return Claim(measure=measured, bound=bound, **{"unit": TIMES, **fields, **said})
+    return Claim(measure=measured, bound=bound, name=name, text=text, compared=compared, **{"unit": TIMES, **said})
+
+
+def _shown(words: str, measure: Callable[[SweepCells], Estimate | None], **said: Any) -> tuple[str, Claim]:
+    """What stands beside a claim's number, with its words."""
+    return words, _claim("", "", "", measure, Bound(), **said)
 
 
 NOT_LAUNCH_BOUND = (
@@ -55,10 +60,10 @@ def speed_claims() -> Iterator[Claim]:
     yield _claim(
         "load", "Under load (a full batch, offline), lowering tau raises throughput",
         "tokens/s of MARS: lowest tau over highest tau, at the largest batch raced",
-        _throughput_by_threshold, _ABOVE_1, section=ABSTRACT,
+        _by_threshold(faster), _ABOVE_1, section=ABSTRACT,
         beside=(
-            ("accuracy in % at that tau", _claim("", "", "", _accuracy_at_lowest, Bound(), unit=POINTS)),
-            ("right answers per second against the highest tau", _claim("", "", "", _right_by_threshold, Bound())),
+            _shown("accuracy in % at that tau", _by_threshold(lambda low, _: low.accuracy.times(100)), unit=POINTS),
+            _shown("right answers per second against the highest tau", _by_threshold(_right_per_second)),
         ),
     )  # fmt: skip
     yield from _table5()
@@ -66,39 +71,28 @@ def speed_claims() -> Iterator[Claim]:
     yield from _best_settings()
 
 
-def _by_threshold(sweep: SweepCells) -> tuple[SweepRow, SweepRow] | None:
-    """MARS at its lowest and at its highest threshold, at the largest batch raced."""
-    rows = sweep.at(max(sweep.batch_sizes, default=0), lambda row: row.method == "mars")
-    thresholds = {float(row.options["threshold"]): row for row in rows if row.options.get("threshold") is not None}
-    return (thresholds[min(thresholds)], thresholds[max(thresholds)]) if len(thresholds) > 1 else None
+def _by_threshold(effect: _OfRows) -> Callable[[SweepCells], Estimate | None]:
+    """An effect of MARS at its lowest threshold and at its highest, at the largest batch raced."""
+
+    def measure(sweep: SweepCells) -> Estimate | None:
+        rows = sweep.at(max(sweep.batch_sizes, default=0), lambda row: row.method == "mars")
+        thresholds = {float(row.options["threshold"]): row for row in rows if row.options.get("threshold") is not None}
+        return effect(thresholds[min(thresholds)], thresholds[max(thresholds)]) if len(thresholds) > 1 else None
+
+    return measure
 
 
-def _accuracy_at_lowest(sweep: SweepCells) -> Estimate | None:
-    found = _by_threshold(sweep)
-    return found[0].accuracy.times(100) if found else None
-
-
-def _right_by_threshold(sweep: SweepCells) -> Estimate | None:
-    """Right answers per second at the lowest threshold over those at the highest."""
-    if (found := _by_threshold(sweep)) is None:
-        return None
-    low, high = found
-    per_token = [sum(row.correct) / sum(row.emitted) for row in found]
+def _right_per_second(low: SweepRow, high: SweepRow) -> Estimate | None:
+    """Right answers per second of one contender over those of another."""
+    one, other = (sum(row.correct) / sum(row.emitted) for row in (low, high))
     ratio = faster(low, high)
-    return ratio.times(per_token[0] / per_token[1]) if ratio and per_token[1] else None
-
-
-def _throughput_by_threshold(sweep: SweepCells) -> Estimate | None:
-    found = _by_threshold(sweep)
-    return faster(*found) if found else None
+    return ratio.times(one / other) if ratio and other else None
 
 
 def decoded_by_the_sweep(seeds: Sequence[Sequence[Row]]) -> str:
     """A note where the sweep decodes another checkpoint than the tables; an entry of `seeds` holds the rows of one."""
     stages = sorted({stage for rows in seeds for stage in SweepCells.of(rows).decoded})
-    if not stages:
-        return ""
-    if stages == ["mars"]:
+    if stages in ([], ["mars"]):
         return ""
     return f"Claims on speed and on speculative decoding are about {in_words(stages)}; the tables are about `mars`."
 
@@ -108,18 +102,14 @@ def decoded_by_the_sweep(seeds: Sequence[Sequence[Row]]) -> str:
 
 def _table5() -> Iterator[Claim]:
     of_table = partial(_claim, item="table5", section=TABLE5_SECTION)
-
-    def shown(words: str, measure: Callable[[SweepCells], Estimate | None]) -> tuple[str, Claim]:
-        return words, _claim("", "", "", measure, Bound())
-
     small, *others = BATCH_SIZES
     yield of_table(
         "cache-faster", f"MARS with the block-level cache is faster than AR with a KV cache (batch {small})",
         "tokens/s of the fastest B_cache over AR", partial(_fastest, batch_size=small), _ABOVE_1,
         published=partial(_published_fastest, batch_size=small), untestable=NOT_LAUNCH_BOUND,
         beside=(
-            *[shown(f"batch {size}", partial(_fastest, batch_size=size)) for size in others],
-            shown("over transformers' generate", partial(_fastest, batch_size=small, baseline="hf-generate")),
+            *[_shown(f"batch {size}", partial(_fastest, batch_size=size)) for size in others],
+            _shown("over transformers' generate", partial(_fastest, batch_size=small, baseline="hf-generate")),
         ),
     )  # fmt: skip
     yield of_table(
@@ -173,14 +163,13 @@ def _table6() -> Iterator[Claim]:
         return paired_difference(mars.by_benchmark, ar.by_benchmark)
 
     of_table = partial(_claim, item="table6", section=TABLE6_SECTION)
-    of_questions = partial(of_table, signed=True)
     targets = MARS_BY_AR, AR_BY_AR
-    yield of_questions(
+    yield of_table(
         "target-yields-more",
         "A MARS target yields more tokens per target forward pass than speculative decoding with an AR target",
         "tokens per target forward: MARS target minus AR SFT target, both with an AR SFT draft",
         _of_lines(tokens, *targets), _ABOVE_0, published=_published("tokens_per_target_forward", sub, *targets),
-        unit=TOKENS,
+        unit=TOKENS, signed=True,
     )  # fmt: skip
     yield of_table(
         "target-faster", "A MARS target is faster",
@@ -194,17 +183,15 @@ def _table6() -> Iterator[Claim]:
         _of_lines(faster, MARS_BY_MARS, MARS_BY_AR), _ABOVE_1,
         published=_published("speedup", truediv, MARS_BY_MARS, MARS_BY_AR), untestable=NOT_LAUNCH_BOUND,
     )  # fmt: skip
-    yield of_questions(
+    yield of_table(
         "target-costs-nothing", "A MARS target costs no accuracy",
         "MARS target minus AR SFT target, both with an AR SFT draft",
         _of_lines(points, *targets), Bound.losing_less_than(1.0),
-        published=_published("accuracy_delta", sub, *targets), unit=POINTS, untestable=FEW_QUESTIONS,
+        published=_published("accuracy_delta", sub, *targets), unit=POINTS, signed=True, untestable=FEW_QUESTIONS,
     )  # fmt: skip
 
 
-def _of_lines(
-    effect: Callable[[SweepRow, SweepRow], Estimate | None], first: Pairing, second: Pairing
-) -> Callable[[SweepCells], Estimate | None]:
+def _of_lines(effect: _OfRows, first: Pairing, second: Pairing) -> Callable[[SweepCells], Estimate | None]:
     """What one line of Table 6 has over another at the smallest batch size raced; the paper's is 1."""
     return lambda sweep: _of_both(
         effect, *(line.row(sweep, min(sweep.batch_sizes, default=0)) for line in (first, second))
@@ -221,12 +208,13 @@ def _published(metric: str, effect: Callable[[float, float], float], *lines: Pai
 
 
 class Best(NamedTuple):
-    """The fastest setting of a kind."""
-
     find: Callable[[SweepCells, int], SweepRow | None]
     claimed: str  # what it is, where it is claimed to be faster than AR
     method: str
-    shown: str = ""  # the same in the page's first table; empty for one that it leaves out
+    shown: str  # the same in the page's first table
+
+    def over_ar(self, sweep: SweepCells, batch_size: int) -> Estimate | None:
+        return sweep.over_ar_alike(self.find(sweep, batch_size))
 
 
 BESTS = {
@@ -245,14 +233,11 @@ BESTS = {
 def _best_settings() -> Iterator[Claim]:
     """Ours: the fastest setting of a kind over AR for one row, and beside it for more."""
 
-    def over_ar(sweep: SweepCells, best: Best, batch_size: int) -> Estimate | None:
-        return sweep.over_ar_alike(best.find(sweep, batch_size))
-
     alone, *others = SERVED
     for name, best in BESTS.items():
         compared = f"tokens/s of the best setting of {best.method} over AR, both eager or both compiled"
-        at = {size: partial(over_ar, best=best, batch_size=size) for size in SERVED}
-        beside = tuple((f"batch {size}", _claim("", "", "", at[size], Bound(), compiled=True)) for size in others)
+        at = {size: partial(best.over_ar, batch_size=size) for size in SERVED}
+        beside = tuple(_shown(f"batch {size}", at[size], compiled=True) for size in others)
         yield _claim(
             name, f"{best.claimed} is faster than AR (batch {alone})", compared, at[alone], _ABOVE_1, compiled=True,
             whose=OURS, beside=beside,

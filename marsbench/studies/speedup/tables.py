@@ -39,7 +39,6 @@ def table5(sweep: SweepCells) -> dict[str, str]:
 
 
 def _by_block(blocks: Iterable[int]) -> list[str]:
-    """The heads of its columns."""
     return ["batch", "no cache", *[f"B_cache {block}" for block in blocks]]
 
 
@@ -65,7 +64,6 @@ class Pairing(NamedTuple):
         return sweep.done.get((called(name, compiled), batch_size))
 
     def published(self, scale: str = PAPERS_SCALE) -> dict[str, float]:
-        """Metric -> the paper's number."""
         rows = published("6", scale=scale, draft=self.draft, target=self.target)
         return {row.metric: row.value for row in rows}
 

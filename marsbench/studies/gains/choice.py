@@ -1,9 +1,8 @@
-"""The lines of the page on where the gain comes from: MARS, lossless MARS, other ways to several tokens; and a choice.
+"""A line of the page on where the gain comes from that is worked out: MARS whose tau was chosen on other questions.
 
-One line is worked out: what thresholds give where they lose little, chosen on other questions. The fastest of several
-settings looks faster, and less costly, on the questions that it was chosen on than on others: some of what made it win
-is luck. So the even questions choose for the odd ones and the odd ones for the even ones (cross-fitting), and every
-answer that counts comes from a setting that this very question had no say in.
+The fastest of several settings looks faster, and less costly, on the questions that it was chosen on than on others:
+some of what made it win is luck. So the even questions choose for the odd ones and the odd ones for the even ones
+(cross-fitting), and every answer that counts comes from a setting that this very question had no say in.
 """
 
 from __future__ import annotations
@@ -16,52 +15,12 @@ from marsbench.findings.cells import BENCHMARKS, Cells, latest_cells
 from marsbench.findings.sweep import ALLOWED_LOSS
 from marsbench.line import Line
 from marsbench.rows.kinds import EvaluationRow, Row
-from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import Answers
-from marsbench.studies.lines import AR_SFT, THRESHOLDS, headed, mars, mars_name, speculative, verified
+from marsbench.studies.lines import THRESHOLDS, mars_name
 
-
-def medusa(stage: str, words: str, width: int, shape: str) -> Line:
-    """Medusa, whose heads sit on the frozen AR SFT model."""
-    return Line(f"{stage}_{width}", f"Medusa{words}, {shape}", stage, "medusa", {"tree_width": width})
-
-
-MEDUSAS = {"medusa": "", "medusa_hard": " at the adapter's rate"}
-
-
-# Rows of a scale may be older than its line.
-ADAPTED = replace(verified("groups", 4, stage="mars_gated"), optional=True)
-HEADED = headed("network", 4)
-MEASURED = TablePlan(
-    "gains",
-    "What the paper did not test",
-    (
-        AR_SFT,
-        Line("ar_of_mars", "MARS, AR decoding", "mars", "ar"),
-        *[mars("mars", 4, threshold) for threshold in THRESHOLDS],
-        verified("linear", 5, 0.5),
-        verified("groups", 4),
-        verified("groups", 4, stage="mars_network"),
-        Line("lookup", "MARS, prompt lookup", "mars", "prompt-lookup", {"draft_length": 4}),
-        Line("jacobi_of_mars", "MARS, Jacobi decoding", "mars", "jacobi", {"block_size": 4}),
-        *[
-            medusa(stage, words, width, shape)
-            for stage, words in MEDUSAS.items()
-            for width, shape in ((1, "a chain"), (3, "a tree"))
-        ],
-        replace(speculative("ar_sft", "draft_ar_sft"), label="AR SFT, speculative decoding", published=None),
-        ADAPTED,
-        HEADED,
-    ),
-    own="Where the gain comes from",
-)
-
-# The line that is worked out: MARS whose tau was chosen on other questions.
 AR_OF_MARS = "ar_of_mars"
 CURVE = (AR_OF_MARS, *[mars_name("mars", 4, threshold) for threshold in THRESHOLDS])  # what tau is chosen from
 CHOSEN = Line("mars_chosen", "MARS (B = 4, tau chosen on other questions)", "mars", "mars", {"block_size": 4})
-_AFTER = 1 + max(number for number, line in enumerate(MEASURED.lines) if line.name in CURVE)
-PLAN = replace(MEASURED, lines=(*MEASURED.lines[:_AFTER], CHOSEN, *MEASURED.lines[_AFTER:]))  # with what is worked out
 
 
 def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> Answers:
