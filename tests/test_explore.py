@@ -290,13 +290,14 @@ def test_a_model_whose_answers_are_not_scored_has_no_accuracy(browser: Any, tmp_
     rows = page_rows("real-model", "135m")
     page = page_of([*collected([], []), Collection("135m", {"real-model": {0: rows}}, {})])
     races = embedded(page)["races"]
-    assert [race["name"].split(", ")[1] for race in races] == ["float32", "bfloat16"]
+    named = [tuple(race["name"].split(", ")[1:3]) for race in races]
+    assert named == [(dtype, f"{prompts} prompts") for dtype, prompts in SweepCells.by_race(rows)]
     assert not any(race["scores"] for race in races)
     opened(browser, page, tmp_path)
     choose(browser, "model", races[1]["name"])
     front = browser.find_element("id", "front").text
     assert "tokens/forward)" in front and "%" not in front and "llama.cpp" not in front
-    assert "accuracy" not in said(browser) and "16 prompts" in said(browser)
+    assert "accuracy" not in said(browser) and named[1][1] in said(browser)
 
 
 def test_answers_stand_side_by_side(browser: Any, text: str, tmp_path: Path) -> None:

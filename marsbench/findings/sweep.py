@@ -36,11 +36,18 @@ class SweepCells:
         return cls(list(cells.values()), timed[-1] if timed else None)
 
     @classmethod
-    def by_dtype(cls, rows: Sequence[Row]) -> dict[str, SweepCells]:
-        """The sweeps among rows by the type of weights, in the order of the rows."""
+    def by_race(cls, rows: Sequence[Row]) -> dict[tuple[str, int], SweepCells]:
+        """The sweeps among rows by type of weights and number of prompts: only answers to the same prompts compare.
+
+        In the order of the rows, of each type the one of most prompts first.
+        """
         ours = [row for row in rows if isinstance(row, SweepRow | StepTimeRow)]
-        dtypes = dict.fromkeys(row.dtype for row in ours if isinstance(row, SweepRow))
-        return {dtype: cls.of([row for row in ours if row.dtype == dtype]) for dtype in dtypes}
+        found: dict[tuple[str, int], SweepCells] = {}
+        for dtype in dict.fromkeys(row.dtype for row in ours if isinstance(row, SweepRow)):
+            alike = cls.of([row for row in ours if row.dtype == dtype])
+            for prompts in sorted({row.prompts for row in alike.rows}, reverse=True):
+                found[dtype, prompts] = cls([row for row in alike.rows if row.prompts == prompts], alike.step_times)
+        return found
 
     @cached_property
     def done(self) -> dict[tuple[str, int], SweepRow]:

@@ -6,17 +6,19 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from marsbench.findings.cells import why_none
 from marsbench.findings.collection import Collection
-from marsbench.findings.sweep import ALLOWED_LOSS, SweepCells, speed_up
+from marsbench.findings.sweep import ALLOWED_LOSS, SweepCells, over_prompts, speed_up
 from marsbench.line import Line
 from marsbench.overview.index import EXPLORE
 from marsbench.presets import Preset, preset
 from marsbench.rows.kinds import GenerationRow, Row, SweepRow
+from marsbench.statistics.intervals import Estimate
 from marsbench.studies.figure1 import PLAN, is_right
 from marsbench.studies.figure1 import questions as asked
 from marsbench.world import Example
@@ -32,7 +34,7 @@ def page_of(collections: Sequence[Collection]) -> str:
     questions = _questions(next(iter(first.of(ANSWERS)), []), preset(first.scale))
     template = (Path(__file__).parent / EXPLORE).read_text(encoding="utf-8")
     # Such JSON ends no <script> and opens no comment in it, whatever its texts say.
-    data = json.dumps({"races": races, "questions": questions}, separators=(",", ":"))
+    data = json.dumps({"races": races, "questions": questions}, separators=(",", ":"), allow_nan=False)
     data = data.replace("<", "\\u003c").replace(">", "\\u003e")
     return template.replace("{{about}}", _about(collections), 1).replace("{{rows}}", data, 1)
 
@@ -56,12 +58,12 @@ def _about(collections: Sequence[Collection]) -> str:
 def _races(collection: Collection) -> list[dict[str, Any]]:
     return [
         {
-            "name": f"scale {collection.scale}, {dtype or 'float32'}, training seed {seed}",
+            "name": f"scale {collection.scale}, {dtype or 'float32'}, {prompts} prompts, training seed {seed}",
             **_race(sweep, preset(collection.scale)),
         }
         for page in RACES
         for seed, rows in list(collection.rows.get(page, {}).items())[:1]
-        for dtype, sweep in SweepCells.by_dtype(rows).items()
+        for (dtype, prompts), sweep in SweepCells.by_race(rows).items()
         if sweep.races
     ]
 
@@ -113,16 +115,23 @@ def _numbers(sweep: SweepCells, row: SweepRow) -> dict[str, Any]:
     """`alike` is its speed over `ar` of its own kind, eager or compiled, with its interval; `keeps` whether its
     answers are those of its model, or lose next to nothing against `ar`.
     """
-    percent, cost, like = row.accuracy.times(100), sweep.cost(row), speed_up(row)
+    percent, cost, like = row.accuracy.times(100), sweep.cost(row), _over_ar(sweep, row)
     limits = {"accuracy": percent.value, "low": percent.interval.low, "high": percent.interval.high}
+    speeds = (like.value, like.interval.low, like.interval.high) if like else ()
     return {
         "perForward": round(row.tokens_per_forward, 2),
         **{name: round(value, 1) for name, value in limits.items()},
         "keeps": row.is_lossless or (cost is not None and cost.value <= ALLOWED_LOSS),
-        "alike": [round(value, 2) for value in (like.value, like.interval.low, like.interval.high)] if like else None,
+        "alike": [round(value, 2) for value in speeds if isfinite(value)] or None,
         "prompts": row.prompts,
         "laps": len(row.seconds),
     }
+
+
+def _over_ar(sweep: SweepCells, row: SweepRow) -> Estimate | None:
+    """Its interval is over laps, or over prompts where there is one lap alone; of a batch in one lap it is infinite."""
+    ar = sweep.done.get(("ar", row.batch_size))
+    return (over_prompts(row, ar) if ar and len(row.seconds) == 1 else None) or speed_up(row)
 
 
 def _ratio(laps: Sequence[float], others: Sequence[float]) -> float | None:

@@ -80,13 +80,10 @@ def in_brief(rows: Sequence[Row]) -> str:
 
 def _races(rows: Sequence[Row]) -> tuple[dict[str, SweepCells], dict[str, SweepCells]]:
     """The race of the most prompts, and the one beside other engines where that is another, by type of weights."""
-    found: tuple[dict[str, SweepCells], dict[str, SweepCells]] = {}, {}
-    for dtype, sweep in SweepCells.by_dtype(rows).items():
-        most = max(row.prompts for row in sweep.rows)
-        for place, races in enumerate(found):
-            if alike := [row for row in sweep.rows if (row.prompts < most) == place]:
-                races[dtype] = SweepCells(alike, sweep.step_times)
-    return found
+    most, others = dict[str, SweepCells](), dict[str, SweepCells]()
+    for (dtype, _), sweep in SweepCells.by_race(rows).items():
+        (others if dtype in most else most)[dtype] = sweep
+    return most, others
 
 
 def _raced(sweeps: Mapping[str, SweepCells]) -> str:
