@@ -36,20 +36,15 @@ _BASES = PACKAGE / "presets" / "bases" / "mini"
 BLOCK_SIZE = 4
 _FEW = 3  # requests, of methods that decode one at a time
 _THRESHOLD = 0.7  # of methods that take one: some tokens are accepted together, some are not
-_SHAPES: dict[str, dict[str, Any]] = {  # of Qwen2 models, by their scale
-    "small": {
-        "vocab_size": 1024, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True,
-    },
-    "0.5b": {
-        "vocab_size": 151_936, "hidden_size": 896, "num_hidden_layers": 24, "intermediate_size": 4864,
-        "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True,
-    },
-    "7b": {
-        "vocab_size": 152_064, "hidden_size": 3584, "num_hidden_layers": 28, "intermediate_size": 18_944,
-        "num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False,
-    },
-}  # fmt: skip
+_FIELDS = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads",
+    "num_key_value_heads", "tie_word_embeddings",
+)  # fmt: skip
+_SHAPES: dict[str, tuple[int | bool, ...]] = {  # of Qwen2 models, by their scale
+    "small": (1024, 64, 2, 128, 4, 2, True),
+    "0.5b": (151_936, 896, 24, 4864, 14, 2, True),
+    "7b": (152_064, 3584, 28, 18_944, 28, 4, False),
+}
 
 
 @contextmanager
@@ -178,7 +173,8 @@ class Bench:
     def random_model(self, size: str, dtype: torch.dtype) -> Any:
         """A Qwen2 model of a scale's shape, made on the device."""
         torch.manual_seed(0)
-        config = Qwen2Config(**_SHAPES[size], max_position_embeddings=4096)
+        shape: dict[str, Any] = dict(zip(_FIELDS, _SHAPES[size], strict=True))
+        config = Qwen2Config(**shape, max_position_embeddings=4096)
         with self.device:
             return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()  # type: ignore[no-untyped-call]
 

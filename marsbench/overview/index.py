@@ -12,7 +12,7 @@ from marsbench.rendering import claims as said
 from marsbench.rendering.markdown import filled, paragraphs, table
 from marsbench.rendering.sections import reading
 from marsbench.studies import items, studies, study_of
-from marsbench.studies.study import Item, Study
+from marsbench.studies.study import Study
 
 EXPLORE = "explore.html"
 
@@ -20,7 +20,8 @@ EXPLORE = "explore.html"
 def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     papers = [entry for entry in judged if entry.claim.papers]
     ours = [entry for entry in judged if not entry.claim.papers]
-    reasons = dict.fromkeys(entry.claim.untestable for entry in papers if entry.claim.untestable and _known(entry))
+    known = [entry for entry in papers if any(found.estimate is not None for found in entry.findings.values())]
+    reasons = dict.fromkeys(entry.claim.untestable for entry in known if entry.claim.untestable)
     slots = {
         "tallies": "\n".join(_tallies(judged, collections)),
         "judged": said.HOW_CLAIMS_ARE_JUDGED,
@@ -32,10 +33,6 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
         "pages": _pages(collections),
     }
     return "".join(filled(__package__, "index.md", slots)) + "\n"
-
-
-def _known(entry: Judged) -> bool:
-    return any(found.estimate is not None for found in entry.findings.values())
 
 
 def _tallies(judged: Sequence[Judged], collections: Sequence[Collection]) -> Iterator[str]:
@@ -81,15 +78,9 @@ def remarks(collection: Collection) -> list[str]:
 
 
 def _pages(collections: Sequence[Collection]) -> str:
-    lines = [
-        [item.name, item.asks, ", ".join(filter(None, (_linked(item, each) for each in collections)))]
-        for item in items()
-    ]
+    lines = []
+    for item in items():
+        study = study_of(item.key)
+        links = [(study.page, link + item.anchor) for each in collections if (link := link_of(study, each))]
+        lines.append([item.name, item.asks, ", ".join(f"[{page}]({link})" for page, link in links)])
     return table(["", "asks", "page"], lines, text=range(3))
-
-
-def _linked(item: Item, collection: Collection) -> str:
-    """The way to the page; empty where a scale has no rows of it."""
-    study = study_of(item.key)
-    link = link_of(study, collection)
-    return f"[{study.page}]({link}{item.anchor})" if link else ""

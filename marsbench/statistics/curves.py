@@ -1,7 +1,6 @@
-"""Curves of accuracy against tokens per forward pass, how much higher one lies than another, and curves of training.
+"""Curves of accuracy against tokens per forward pass, and how much higher one lies than another.
 
-A curve is one checkpoint decoded at several thresholds: a point for each, straight lines between them. One of training
-is a line's tokens per forward pass by the tokens that it was trained on.
+A curve is one checkpoint decoded at several thresholds: a point for each, straight lines between them.
 """
 
 from __future__ import annotations
@@ -40,11 +39,6 @@ def curve_advantage(a: Sequence[Answers], b: Sequence[Answers]) -> Estimate:
 def points_gap(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]) -> float:
     """The mean from points (tokens per forward pass, accuracy) alone, in the unit of the accuracies."""
     return float(_gap(*(np.array(points, dtype=float).T[..., None] for points in (a, b)))[0])
-
-
-def _speed(point: Answers, draws: NDArray[np.generic]) -> _Values:
-    speeds: _Values = (np.array(point.emitted) @ draws) / (np.array(point.forwards) @ draws)
-    return speeds
 
 
 def _points(curve: Sequence[Answers], draws: NDArray[np.generic], extra: tuple[float, ...] = ()) -> _Values:
