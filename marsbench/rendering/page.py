@@ -19,12 +19,12 @@ Sections = Callable[[Sequence[Row], str, BySeed], Iterable[str]]
 Slots = Callable[[Sequence[Row], str, BySeed], Mapping[str, str]]  # of the same: what stands in a layout's slots
 
 
-def laid_out(package: str, slots: Slots, plan: TablePlan | None = None) -> Sections:
-    """The sections of a page whose layout is `page.md` of a package; those behind a line `---` are folded.
+def laid_out(package: str, slots: Slots, plan: TablePlan | None = None, layout: str = "page.md") -> Sections:
+    """The sections of a page whose layout lies in a package; those behind a line `---` are folded.
 
     `slots` are those of this page alone; what its lines are, if it has any, says the `plan`.
     """
-    session = session_of(package.rpartition(".")[2].replace("_", "-"))
+    session = session_of(plan.key if plan else package.rpartition(".")[2])
 
     def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
         common = {
@@ -34,7 +34,7 @@ def laid_out(package: str, slots: Slots, plan: TablePlan | None = None) -> Secti
             "facts": facts_section(rows, command(session, scale)),
             **({"title": title(plan, scale)} if plan else {}),
         }
-        first, *more = filled(package, "page.md", {**common, **slots(rows, scale, seeds)})
+        first, *more = filled(package, layout, {**common, **slots(rows, scale, seeds)})
         return [first, folded(*more)]
 
     return sections

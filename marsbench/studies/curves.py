@@ -13,9 +13,8 @@ from marsbench.findings.in_words import machines, plus_minus, with_interval
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line, TrainedStage
 from marsbench.rendering.figures import drawn_alike, error_bars, line_on, look, new_figure, save
-from marsbench.rendering.markdown import folded, table
-from marsbench.rendering.sections import command, facts_section, title
-from marsbench.rendering.sessions import session_of
+from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.page import laid_out
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import Estimate
@@ -97,31 +96,19 @@ def _places(rows: Sequence[Row], curve: str) -> dict[str, int]:
 # ---- the page ----
 
 
-def _sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterator[str]:
+def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     cells = latest_cells(rows)
-    yield title(PLAN, scale)
-    yield (
-        "**The rule, written before any curve was read:** the scale's steps are those after which accuracy at one "
-        "token moves by less than its interval, the same for every line. That is the first point from which neither AR "
-        "SFT nor MARS at one token is significantly elsewhere at any later point, by the 95 % interval of the paired "
-        "difference."
-    )
-    yield _outcomes(rows)
     shown = {name: caption for name, caption in _FIGURES.items() if _drawn(rows, name)}
-    for name, caption in shown.items():
-        yield f"![{caption}](figures/{PLAN.key}_{name}.png)"
     asked = len(BENCHMARKS) * max((len(row.correct) for row in cells.values()), default=0)
-    yield (
-        f"*{' '.join(f'{caption}.' for caption in shown.values())} One training seed, {asked:,} questions a line, "
-        f"{machines(rows)}; bars: 95 % intervals.*"
-    )
-    yield _numbers(rows, cells)
-    yield (
-        "More steps are more conversations, each met five times, as in the tables. Accuracy in %, the mean of six "
-        "benchmarks, with half of its 95 % interval; behind it tokens per forward pass. All are trainings of a seed "
-        f"that no other page has.{_missing(cells)}"
-    )
-    yield folded(facts_section(rows, command(session_of(PLAN.key), scale)))
+    return {
+        "outcomes": _outcomes(rows),
+        "figures": paragraphs(*[f"![{said}](figures/{PLAN.key}_{name}.png)" for name, said in shown.items()]),
+        "captions": " ".join(f"{caption}." for caption in shown.values()),
+        "asked": f"{asked:,}",
+        "machines": machines(rows),
+        "numbers": _numbers(rows, cells),
+        "missing": _missing(cells),
+    }
 
 
 def _outcomes(rows: Sequence[Row]) -> str:
@@ -227,6 +214,6 @@ STUDY = Study(
     on="regime",
     plan=PLAN,
     trained_before=True,
-    sections=_sections,
+    sections=laid_out(__package__, _slots, PLAN, "curves.md"),
     figures=_draw,
 )
