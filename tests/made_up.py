@@ -12,11 +12,19 @@ import nox.registry
 
 from marsbench.line import Line
 from marsbench.rows.kinds import EvaluationRow, SweepRow
-from marsbench.studies import studies
+from marsbench.running.plans import TablePlan
+from marsbench.studies import studies, study_of
 from marsbench.studies.study import TablePage
 
 PROVENANCE = {"started": "2026-01-02T03:04:05+00:00", "seed": 0}
 PAGES = [study for study in studies().values() if isinstance(study, TablePage) and study.section]
+
+
+def plan_of(name: str) -> TablePlan:
+    """The lines of a page."""
+    plan = study_of(name).plan
+    assert plan is not None
+    return plan
 
 
 def answered(

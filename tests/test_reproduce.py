@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from made_up import answered
+from made_up import answered, plan_of
 from safetensors.torch import load_file
 from stored import measured, publish, stored
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -38,7 +38,7 @@ from marsbench.rows.store import read_rows, write_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running.plans import TablePlan
 from marsbench.running.run import Run
-from marsbench.studies import pages, plan_of, studies, studies_on
+from marsbench.studies import pages, studies, studies_on
 from marsbench.studies.lines import AR_SFT
 from marsbench.training.stages import recipe
 from marsbench.training.tokenizer import build_tokenizer

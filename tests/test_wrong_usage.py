@@ -134,7 +134,6 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
         "no such checkpoint",
     ),
     "plan: two plans": (["plan", "--sweep", "--table", "2"], "--sweep"),
-    "plan: what stands on another page": (["plan", "--table", "appendix-a"], "--table table2"),
     "plan: no such table": (["plan", "--table", "99"], "table2"),
     "sweep: an unknown method in the grid": (["sweep", "--grid", "grid.yaml", *HERE], "grid.yaml, contender 1"),
     "sweep: prompts that benchmarks cannot share": (["sweep", "--grid", "few.yaml", *HERE], "multiple of 6"),

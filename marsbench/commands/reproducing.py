@@ -33,7 +33,7 @@ def plan(
 
     from marsbench.overview.planning import plan_tables, sweep_tables, work_tables
     from marsbench.racing.grid import read_grid, shipped_grid
-    from marsbench.studies import plan_of, studies_of_paper, study_of
+    from marsbench.studies import studies_of_paper, study_of
 
     chosen, name = start.preset(), table or "2"
     name = f"table{name}" if name.isdecimal() else name
@@ -43,8 +43,13 @@ def plan(
         parts = sweep_tables(read_grid(grid or shipped_grid(start.scale), quick=quick), chosen)
     else:
         wanted = studies_of_paper() if name == "all" else [study_of(name)]
-        head = [f"The whole paper at scale {chosen.scale}"] if name == "all" else plan_tables(plan_of(name), chosen)
-        parts = [*head, *work_tables(wanted, chosen, gpus=gpus_per_training)]
+        parts = work_tables(wanted, chosen, gpus=gpus_per_training)
+        if name == "all":
+            parts.insert(0, f"The whole paper at scale {chosen.scale}")
+        elif line_plan := wanted[0].plan:
+            parts[:0] = plan_tables(line_plan, chosen)
+        elif race := wanted[0].grid:
+            parts[:0] = sweep_tables(race(chosen, quick), chosen)
     for part in parts:
         Console().print(part, highlight=False)
 

@@ -59,19 +59,16 @@ def emits(plan: TablePlan, line: str, bound: Bound, *said: str, **more: Any) -> 
 
 
 def emits_more(plan: TablePlan, first: str, second: str, *said: str, **more: Any) -> Claim:
-    compared = f"tokens/forward: {label(plan, first)} minus {label(plan, second)}"
     published = _published(plan, (first, second), "tokens_per_forward", sub)
-    fields = {"bound": _MORE, "unit": TOKENS, "signed": True, "compared": compared, **more}
+    fields = {"bound": _MORE, "unit": TOKENS, "signed": True, **more}
     effect = _mean(lambda a, b: speed_difference(a.answers, b.answers))
     return _claim(plan, (first, second), effect, published, said, **fields)
 
 
 def gains_more(plan: TablePlan, first: tuple[str, str], second: tuple[str, str], *said: str, **more: Any) -> Claim:
     """What one line gains over another in accuracy is more than what a third gains over a fourth."""
-    pairs = [" minus ".join(label(plan, line) for line in pair) for pair in (first, second)]
     published = _published(plan, (*first, *second), "accuracy", lambda a, b, c, d: (a - b) - (c - d))
-    compared = f"({pairs[0]}) minus ({pairs[1]})"
-    fields = {"bound": _MORE, "signed": True, "compared": compared, **more}
+    fields = {"bound": _MORE, "signed": True, **more}
     gain = _mean(lambda a, b, c, d: gain_difference((a.correct, b.correct), (c.correct, d.correct)), 100)
     return _claim(plan, (*first, *second), gain, published, said, **fields)
 
@@ -83,14 +80,13 @@ def lies_above(
 
     `curves` holds the two, each by its words in print: its lines, one for each threshold. `margin` is in points.
     """
-    (one, first), (other, second) = curves.items()
+    first, second = curves.values()
 
     def advantage(*rows: EvaluationRow) -> Estimate:
         points = [row.answers for row in rows]
         return curve_advantage(points[: len(first)], points[len(first) :])
 
-    compared = f"{one} minus {other}, at equal tokens/forward"
-    fields = {"bound": Bound.losing_less_than(margin), "signed": True, "compared": compared, **more}
+    fields = {"bound": Bound.losing_less_than(margin), "signed": True, **more}
     published = partial(_published_gap, plan, first, second)
     return _claim(plan, (*first, *second), _mean(advantage, 100), published, said, **fields)
 

@@ -100,7 +100,7 @@ def number(value: float, unit: str, *, signed: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One claim. `name`, `text` and `compared` are for claims that a page shows."""
+    """One claim. `name` and `text` are for claims that a page shows."""
 
     measure: Callable[[Sequence[Row]], Measured]  # of rows that belong together: one seed's, or those of several pooled
     bound: Bound
@@ -109,11 +109,10 @@ class Claim:
     published: Callable[[str], float | None] = lambda scale: None  # the effect in the paper's own numbers at a scale
     name: str = ""
     text: str = ""  # the claim in a sentence
-    compared: str = ""  # what is measured, in words
+    compared: str = ""  # what is measured, in words, for a page that shows the bound
     whose: Whose = "the paper's"
     lines: tuple[str, ...] = ()  # of a table, that it compares
     page: str = ""  # study whose rows decide it
-    item: str = ""  # key of the table, figure or appendix that it belongs to
     section: Section | None = None  # of the paper
     prepared: Callable[[Sequence[Row]], Sequence[Row]] = list  # what is worked out of one seed's rows first
     check: bool = False  # whether it cannot come out otherwise unless something is broken

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from marsbench.findings.claims import Claim
     from marsbench.findings.query import Query
-    from marsbench.running.plans import TablePlan
     from marsbench.studies.study import Item, Study
 
 _KINDS = ("table", "figure", "appendix")  # of what the paper numbers, in the order in which they are listed
@@ -61,28 +60,9 @@ def claims() -> list[Claim]:
     return [claim for study in studies().values() for claim in (*study.more_claims, *study.claims)]
 
 
-def plans() -> dict[str, TablePlan]:
-    """Key -> the lines of a table, for everything that is made of lines."""
-    return {item.key: item.plan for item in items() if item.plan is not None}
-
-
 def pages() -> dict[str, Query]:
     """Key of every page -> what it takes from a store."""
     return {key: study.query for key, study in studies().items()}
-
-
-def plan_of(name: str) -> TablePlan:
-    """The lines of a table by its key; a `UserError` names the tables there are, or the page that it stands on."""
-    if name not in plans():
-        from marsbench.errors import UserError, unknown_name
-
-        for item in items():
-            if name == item.key:
-                page = study_of(name)
-                way = f"--table {page.key}" if page.plan else "--sweep" if page.grid else "--table gains"
-                raise UserError(f"{item.name} has no lines of its own", fix=f"marsbench plan {way} plans its page")
-        raise unknown_name("table", name, list(plans()))
-    return plans()[name]
 
 
 def _place(key: str, place: int) -> tuple[int, int, int, str]:

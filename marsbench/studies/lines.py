@@ -82,20 +82,6 @@ def headed(kind: str, window: int) -> Line:
     return drafting(f"mars_gated_{kind}", f"an adapter and {HEADS[kind]} behind it", window)
 
 
-def speculative(target: str, draft: str) -> Line:
-    """A line of Table 6: the MARS target extends what it has verified, the MARS draft drafts several per forward."""
-    extends = target == "mars"
-    drafting = {"draft_method": "mars"} if draft == "draft_mars" else {}
-    return Line(
-        f"{target}_by_{draft}",
-        f"{'MARS' if extends else 'AR SFT'} target, {'MARS' if draft == 'draft_mars' else 'AR SFT'} draft",
-        target,
-        "mars-speculative" if extends else "speculative",
-        {"draft": draft, "draft_length": 4, **drafting, **({"block_size": 4, "threshold": 0.95} if extends else {})},
-        "speculative",
-    )
-
-
 def short(number: float) -> str:
     """A threshold as the paper writes it, without the zero in front."""
     return f"{number:g}".removeprefix("0")

@@ -34,18 +34,13 @@ if TYPE_CHECKING:  # a study is read without loading what measures
 class Item:
     """Something with a line in the index and a name to reproduce it by: a table, a figure, an appendix, or our page."""
 
-    key: str = ""  # what commands and files call it: "table2"; that of its plan, unless given
+    key: str = ""  # what commands and files call it: "table2"; a study has that of its plan, unless it gives one
     name: str = ""  # what readers call it: "Table 2"; likewise
     asks: str  # the question that it answers
     section: Section | None = None  # of the paper, where its claims are made; None for pages of our own
     anchor: str = ""  # where it stands on its page
     place: int = 0  # among pages of our own
     plan: TablePlan | None = None  # its lines, where it is made of lines
-
-    def __post_init__(self) -> None:
-        if self.plan is not None:
-            object.__setattr__(self, "key", self.key or self.plan.key)
-            object.__setattr__(self, "name", self.name or self.plan.name)
 
     @property
     def session(self) -> str:
@@ -83,17 +78,17 @@ class Study(Item):
     in_paper: bool = True  # whether it belongs to the reproduction of the whole paper
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if self.plan is not None:
+            object.__setattr__(self, "key", self.key or self.plan.key)
+            object.__setattr__(self, "name", self.name or self.plan.name)
         for name in ("claims", "more_claims"):
             object.__setattr__(self, name, tuple(map(self._placed, getattr(self, name))))
 
     def _placed(self, claim: Claim) -> Claim:
         """A claim as pages on the whole paper list it: one without a section of the paper is ours."""
         section = None if claim.whose == OURS else claim.section or self.section
-        return replace(
-            claim, page=self.key, item=claim.item or self.key, section=section, whose=PAPERS if section else OURS,
-            prepared=self.prepared,
-        )  # fmt: skip
+        whose = PAPERS if section else OURS
+        return replace(claim, page=self.key, section=section, whose=whose, prepared=self.prepared)
 
     @property
     def is_made(self) -> bool:

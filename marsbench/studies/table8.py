@@ -59,7 +59,7 @@ def _by_threshold(stage: str, size: int) -> tuple[str, ...]:
 
 def _higher(size: int, *said: str, **more: Any) -> Claim:
     curves = {f"{MARS_STAGES[stage]} (B = {size})": _by_threshold(stage, size) for stage in ("mars", ABLATIONS[0])}
-    return lies_above(PLAN, curves, *said, item="figure3", section=FIGURE3, **more)
+    return lies_above(PLAN, curves, *said, section=FIGURE3, **more)
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
 from marsbench.studies import table2
 from marsbench.studies.gains.choice import AR_OF_MARS, CHOSEN, CURVE, with_choice
-from marsbench.studies.lines import AR_SFT, THRESHOLDS, headed, mars, mars_name, speculative, verified
+from marsbench.studies.lines import AR_SFT, THRESHOLDS, headed, mars, mars_name, verified
 from marsbench.studies.study import TablePage
 
 
@@ -30,8 +30,8 @@ def _medusa(stage: str, width: int) -> Line:
 
 
 def _drafted(draft: str, words: str = "") -> Line:
-    label = f"AR SFT, speculative decoding{words}"
-    return replace(speculative("ar_sft", draft), label=label, published=None)
+    label, options = f"AR SFT, speculative decoding{words}", {"draft": draft, "draft_length": 4}
+    return Line(f"ar_sft_by_{draft}", label, "ar_sft", "speculative", options)
 
 
 MEDUSAS = {"medusa": "", "medusa_hard": " at the adapter's rate"}

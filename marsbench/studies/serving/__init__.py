@@ -101,7 +101,6 @@ CLAIMS = (
         measure=partial(_ratio, BY_ROWS, AR, 1),
         name="one-at-a-time",
         text="A user alone gets more tokens per second from a server that drafts and checks than by AR decoding",
-        compared=f"tokens/s of a request alone, `{BY_ROWS.name}` over `ar`",
         beside=(
             ("each of four users", _more(measure=partial(_ratio, BY_ROWS, AR, 4))),
             (f"a full server at tau = {FAST.asks['threshold']:g}", _more(measure=partial(_ratio, FAST, AR, 0))),

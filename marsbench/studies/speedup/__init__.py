@@ -19,7 +19,6 @@ from marsbench.findings.sweep import (
     speed_of,
     speed_up,
 )  # fmt: skip
-from marsbench.line import Line
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR, read_grid, shipped_grid
 from marsbench.rendering.claims import page_claims
@@ -27,46 +26,13 @@ from marsbench.rendering.figures import by_batch_figure
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.page import laid_out
 from marsbench.rows.kinds import Row, SweepRow
-from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import Estimate
-from marsbench.studies.lines import BATCH_SIZES, speculative
 from marsbench.studies.speedup.claims import BESTS, TABLE5_SECTION, TABLE6_SECTION, decoded_by_the_sweep, speed_claims
 from marsbench.studies.speedup.tables import AR_SFT, table5, table6
 from marsbench.studies.study import Item, Study
 from marsbench.training.stages import STAGES
 
-# The lines of the paper's Tables 5 and 6, which the sweep races by the clock.
-CACHE_BLOCKS = (4, 8, 16, 32, 64, 128, 256)
-_MARS = {"block_size": 4, "threshold": 0.95}
-_RACED = {  # line of Table 5 -> its words, stage, method, options and the paper's name
-    "ar": ("AR SFT, KV cache", "ar_sft", "ar", {}, "ar_kv"),
-    "mars_no_cache": ("MARS, no cache", "mars", "mars-no-cache", _MARS, "mars_no_cache"),
-    **{
-        f"mars_cache{block}": (
-            f"MARS, B_cache = {block}", "mars", "mars-block-cache", {**_MARS, "cache_block": block}, "mars_block_cache"
-        )
-        for block in CACHE_BLOCKS
-    },
-}  # fmt: skip
-TABLE5 = TablePlan(
-    "5",
-    "Wall-clock speed with the block-level cache, by batch size",
-    tuple(
-        Line(f"{name}_x{size}", f"{words}, batch {size}", stage, method, {**options, "batch_size": size}, papers)
-        for size in BATCH_SIZES
-        for name, (words, stage, method, options, papers) in _RACED.items()
-    ),
-    benchmarks=("gsm8k",),
-    questions=256,
-)
-TABLE6 = TablePlan(
-    "6",
-    "Speculative decoding with AR and MARS drafts and targets",
-    (speculative("ar_sft", "draft_ar_sft"), speculative("mars", "draft_ar_sft"), speculative("mars", "draft_mars")),
-    benchmarks=("gsm8k",),
-    questions=256,
-)
-SMALL = " These are models of a million parameters or less; they test the mechanism and are not Qwen numbers."
+_SMALL = " These are models of a million parameters or less; they test the mechanism and are not Qwen numbers."
 
 
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
@@ -76,7 +42,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "answer": _answer(sweep),
         "decoded": decoded_by_the_sweep([rows]),
         "same": _same_as_sft(sweep),
-        "small": SMALL if preset(scale).world else "",
+        "small": _SMALL if preset(scale).world else "",
         "contenders": _contenders(sweep),
         **table5(sweep.eager),  # without a cache, and with this one, steps have no fixed shape to be compiled
         **table6(sweep),
@@ -228,11 +194,11 @@ STUDY = Study(
     remark=decoded_by_the_sweep,
     holds=(
         Item(
-            plan=TABLE5, asks="how fast by the clock is the block-level cache, by batch size?",
+            key="table5", name="Table 5", asks="how fast by the clock is the block-level cache, by batch size?",
             anchor="#table-5-the-block-level-cache", section=TABLE5_SECTION,
         ),
         Item(
-            plan=TABLE6, asks="does MARS help speculative decoding, as target and as draft?",
+            key="table6", name="Table 6", asks="does MARS help speculative decoding, as target and as draft?",
             anchor="#table-6-speculative-decoding", section=TABLE6_SECTION,
         ),
     ),

@@ -22,7 +22,7 @@ from marsbench.studies.speedup.tables import AR_BY_AR, MARS_BY_AR, MARS_BY_MARS,
 TABLE5_SECTION = Section("Table 5, wall-clock speed", (4, 5))
 TABLE6_SECTION = Section("Table 6, speculative decoding", (4, 6))
 SERVED = (1, *BATCH_SIZES)  # the batch sizes at which the best settings are held against `ar`
-_ENDS = _SMALL, _LARGE = BATCH_SIZES[0], BATCH_SIZES[-1]
+_ENDS = BATCH_SIZES[0], BATCH_SIZES[-1]
 _ABOVE_0, _ABOVE_1 = Bound(low=0.0), Bound(low=1.0)
 
 _OfRows = Callable[[SweepRow, SweepRow], Estimate | None]
@@ -36,17 +36,17 @@ def _of_both(effect: Callable[[_One, _One], _Effect], first: _One | None, second
 
 
 def _claim(
-    name: str, text: str, compared: str, measure: Callable[[SweepCells], Estimate | None], bound: Bound,
+    measure: Callable[[SweepCells], Estimate | None], bound: Bound, name: str = "", text: str = "",
     *, compiled: bool = False, **said: Any,
 ) -> Claim:  # fmt: skip
     """A claim on the eager contenders, or on all of them: like is held against like."""
     measured = on_sweep(measure if compiled else lambda sweep: measure(sweep.eager))
-    return Claim(measure=measured, bound=bound, name=name, text=text, compared=compared, **{"unit": TIMES, **said})
+    return Claim(measure=measured, bound=bound, name=name, text=text, **{"unit": TIMES, **said})
 
 
 def _shown(words: str, measure: Callable[[SweepCells], Estimate | None], **said: Any) -> tuple[str, Claim]:
     """What stands beside a claim's number, with its words."""
-    return words, _claim("", "", "", measure, Bound(), **said)
+    return words, _claim(measure, Bound(), **said)
 
 
 NOT_LAUNCH_BOUND = (
@@ -58,9 +58,8 @@ FEW_QUESTIONS = "102 questions do not decide a loss of a point."
 
 def speed_claims() -> Iterator[Claim]:
     yield _claim(
-        "load", "Under load (a full batch, offline), lowering tau raises throughput",
-        "tokens/s of MARS: lowest tau over highest tau, at the largest batch raced",
-        _by_threshold(faster), _ABOVE_1, section=ABSTRACT,
+        _by_threshold(faster), _ABOVE_1, "load", "Under load (a full batch, offline), lowering tau raises throughput",
+        section=ABSTRACT,
         beside=(
             _shown("accuracy in % at that tau", _by_threshold(lambda low, _: low.accuracy.times(100)), unit=POINTS),
             _shown("right answers per second against the highest tau", _by_threshold(_right_per_second)),
@@ -101,11 +100,11 @@ def decoded_by_the_sweep(seeds: Sequence[Sequence[Row]]) -> str:
 
 
 def _table5() -> Iterator[Claim]:
-    of_table = partial(_claim, item="table5", section=TABLE5_SECTION)
+    of_table = partial(_claim, section=TABLE5_SECTION)
     small, *others = BATCH_SIZES
     yield of_table(
-        "cache-faster", f"MARS with the block-level cache is faster than AR with a KV cache (batch {small})",
-        "tokens/s of the fastest B_cache over AR", partial(_fastest, batch_size=small), _ABOVE_1,
+        partial(_fastest, batch_size=small), _ABOVE_1, "cache-faster",
+        f"MARS with the block-level cache is faster than AR with a KV cache (batch {small})",
         published=partial(_published_fastest, batch_size=small), untestable=NOT_LAUNCH_BOUND,
         beside=(
             *[_shown(f"batch {size}", partial(_fastest, batch_size=size)) for size in others],
@@ -113,15 +112,13 @@ def _table5() -> Iterator[Claim]:
         ),
     )  # fmt: skip
     yield of_table(
-        "shrinks", "The speed-up shrinks as the batch grows",
-        f"speed-up of the fastest B_cache: batch {_SMALL} minus batch {_LARGE}",
         lambda sweep: _of_both(difference, *(_fastest(sweep, size) for size in _ENDS)), _ABOVE_0,
+        "shrinks", "The speed-up shrinks as the batch grows",
         published=lambda scale: _of_both(sub, *(_published_fastest(scale, size) for size in _ENDS)), signed=True,
     )  # fmt: skip
     yield of_table(
-        "smaller-blocks", "A larger batch favours a smaller B_cache",
-        f"speed of the smallest B_cache over that of the largest: batch {_LARGE} minus batch {_SMALL}",
-        _smaller_blocks, _ABOVE_0, published=_published_smaller_blocks, signed=True,
+        _smaller_blocks, _ABOVE_0, "smaller-blocks", "A larger batch favours a smaller B_cache",
+        published=_published_smaller_blocks, signed=True,
     )  # fmt: skip
 
 
@@ -162,31 +159,26 @@ def _table6() -> Iterator[Claim]:
     def points(mars: SweepRow, ar: SweepRow) -> Estimate:
         return paired_difference(mars.by_benchmark, ar.by_benchmark)
 
-    of_table = partial(_claim, item="table6", section=TABLE6_SECTION)
+    of_table = partial(_claim, section=TABLE6_SECTION)
     targets = MARS_BY_AR, AR_BY_AR
     yield of_table(
-        "target-yields-more",
+        _of_lines(tokens, *targets), _ABOVE_0, "target-yields-more",
         "A MARS target yields more tokens per target forward pass than speculative decoding with an AR target",
-        "tokens per target forward: MARS target minus AR SFT target, both with an AR SFT draft",
-        _of_lines(tokens, *targets), _ABOVE_0, published=_published("tokens_per_target_forward", sub, *targets),
+        published=_published("tokens_per_target_forward", sub, *targets),
         unit=TOKENS, signed=True,
     )  # fmt: skip
     yield of_table(
-        "target-faster", "A MARS target is faster",
-        "tokens/s: MARS target over AR SFT target, both with an AR SFT draft, smallest batch raced",
-        _of_lines(faster, *targets), _ABOVE_1, published=_published("speedup", truediv, *targets),
+        _of_lines(faster, *targets), _ABOVE_1, "target-faster", "A MARS target is faster",
+        published=_published("speedup", truediv, *targets),
         untestable=NOT_LAUNCH_BOUND,
     )  # fmt: skip
     yield of_table(
-        "draft-faster", "A MARS draft makes it faster still",
-        "tokens/s: MARS draft over AR SFT draft, both for a MARS target, smallest batch raced",
-        _of_lines(faster, MARS_BY_MARS, MARS_BY_AR), _ABOVE_1,
+        _of_lines(faster, MARS_BY_MARS, MARS_BY_AR), _ABOVE_1, "draft-faster", "A MARS draft makes it faster still",
         published=_published("speedup", truediv, MARS_BY_MARS, MARS_BY_AR), untestable=NOT_LAUNCH_BOUND,
     )  # fmt: skip
     yield of_table(
-        "target-costs-nothing", "A MARS target costs no accuracy",
-        "MARS target minus AR SFT target, both with an AR SFT draft",
-        _of_lines(points, *targets), Bound.losing_less_than(1.0),
+        _of_lines(points, *targets), Bound.losing_less_than(1.0), "target-costs-nothing",
+        "A MARS target costs no accuracy",
         published=_published("accuracy_delta", sub, *targets), unit=POINTS, signed=True, untestable=FEW_QUESTIONS,
     )  # fmt: skip
 
@@ -210,7 +202,6 @@ def _published(metric: str, effect: Callable[[float, float], float], *lines: Pai
 class Best(NamedTuple):
     find: Callable[[SweepCells, int], SweepRow | None]
     claimed: str  # what it is, where it is claimed to be faster than AR
-    method: str
     shown: str  # the same in the page's first table
 
     def over_ar(self, sweep: SweepCells, batch_size: int) -> Estimate | None:
@@ -218,13 +209,12 @@ class Best(NamedTuple):
 
 
 BESTS = {
-    "mars-95": Best(SweepCells.sure_mars, "MARS at tau = .95", "MARS at tau = .95", "`mars` at tau = .95"),
+    "mars-95": Best(SweepCells.sure_mars, "MARS at tau = .95", "`mars` at tau = .95"),
     "best-verified": Best(
-        SweepCells.best_verified, "Verified MARS, whose tokens are its own AR decoding's,", "verified MARS",
-        "`mars-verified`",
+        SweepCells.best_verified, "Verified MARS, whose tokens are its own AR decoding's,", "`mars-verified`",
     ),
     "best-adapter": Best(
-        partial(SweepCells.best_verified, adapted=True), "An adapter on AR SFT, verified,", "an adapter",
+        partial(SweepCells.best_verified, adapted=True), "An adapter on AR SFT, verified,",
         "`mars-verified` with an adapter on AR SFT",
     ),
 }  # fmt: skip
@@ -235,10 +225,9 @@ def _best_settings() -> Iterator[Claim]:
 
     alone, *others = SERVED
     for name, best in BESTS.items():
-        compared = f"tokens/s of the best setting of {best.method} over AR, both eager or both compiled"
         at = {size: partial(best.over_ar, batch_size=size) for size in SERVED}
         beside = tuple(_shown(f"batch {size}", at[size], compiled=True) for size in others)
         yield _claim(
-            name, f"{best.claimed} is faster than AR (batch {alone})", compared, at[alone], _ABOVE_1, compiled=True,
+            at[alone], _ABOVE_1, name, f"{best.claimed} is faster than AR (batch {alone})", compiled=True,
             whose=OURS, beside=beside,
         )  # fmt: skip
