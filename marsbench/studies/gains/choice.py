@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from marsbench.findings.cells import BENCHMARKS, Cells, latest_cells
+from marsbench.findings.cells import BENCHMARKS, latest_cells
 from marsbench.findings.sweep import ALLOWED_LOSS
 from marsbench.line import Line
-from marsbench.rows.kinds import EvaluationRow, Row
+from marsbench.rows.kinds import Row
 from marsbench.statistics.intervals import Answers
 from marsbench.studies.lines import THRESHOLDS, mars_name
 
@@ -60,20 +60,17 @@ def fastest_within(settings: Sequence[Answers], allowed_loss: float, questions: 
 
 
 def with_choice(rows: Sequence[Row]) -> list[Row]:
-    """The rows, and those of the line whose thresholds were chosen on other questions, as if it had been measured."""
+    """The rows, and those of the line whose thresholds were chosen on other questions, as if it had been measured.
+
+    It has a row on the benchmarks of which all lines of `CURVE` answered the same questions.
+    """
     cells = latest_cells(rows)
     line: dict[str, Any] = {"arm": CHOSEN.name, "method": CHOSEN.method, "options": CHOSEN.options}
     chosen = []
     for name in BENCHMARKS:
-        if settings := to_choose_from(cells, name):
+        settings = [row for of in CURVE if (row := cells.get((of, name))) is not None and row.status == "done"]
+        counts = {len(row.correct) for row in settings}
+        if len(settings) == len(CURVE) and len(counts) == 1 and min(counts) >= 2:
             answers = cross_fitted([row.answers for row in settings], ALLOWED_LOSS)
             chosen.append(replace(settings[0], **line, **vars(answers), others={}, finished=[]))
     return [*rows, *chosen]
-
-
-def to_choose_from(cells: Cells, benchmark: str) -> list[EvaluationRow]:
-    """The rows of the lines of `CURVE` on a benchmark; none unless all of them answered the same questions."""
-    rows = [cells.get((line, benchmark)) for line in CURVE]
-    done = [row for row in rows if row is not None and row.status == "done"]
-    counts = {len(row.correct) for row in done}
-    return [] if len(done) < len(CURVE) or len(counts) > 1 or min(counts) < 2 else done

@@ -165,14 +165,12 @@ def _lossless(cells: Cells) -> Iterator[str]:
 def _clock(sweeps: Mapping[str, SweepCells]) -> str:
     names = dict.fromkeys(name for sweep in sweeps.values() for name in sweep.names if name != A_A)
     heads = [f"{dtype}, {head}" for dtype, sweep in sweeps.items() for head in sweep.heads]
+    found = {name: [(sweep, row) for sweep in sweeps.values() for row in sweep.by_batch(name)] for name in names}
     lines = [
-        [name, *[_speed(sweep, row) for sweep in sweeps.values() for row in sweep.by_batch(name)]] for name in names
+        [name, *[f"{row.tokens_per_second:.0f} ({_over_ar(sweep, row)})" if row else "-" for sweep, row in cells]]
+        for name, cells in found.items()
     ]
     return table(["tokens/s (over `ar`)", *heads], lines)
-
-
-def _speed(sweep: SweepCells, row: SweepRow | None) -> str:
-    return f"{row.tokens_per_second:.0f} ({_over_ar(sweep, row)})" if row else "-"
 
 
 def _tokens(cells: Cells, rows: Sequence[Row]) -> str:
