@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import PurePosixPath
 
 from marsbench.findings.claims import Judged
@@ -21,14 +22,13 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     papers = [entry for entry in judged if entry.claim.papers]
     ours = [entry for entry in judged if not entry.claim.papers]
     known = [entry for entry in papers if any(found.estimate is not None for found in entry.findings.values())]
-    reasons = dict.fromkeys(entry.claim.untestable for entry in known if entry.claim.untestable)
     slots = {
         "tallies": "\n".join(_tallies(judged, collections)),
         "judged": said.HOW_CLAIMS_ARE_JUDGED,
         "reading": reading(collections[0].scale),
         "caveats": paragraphs(*dict.fromkeys(remark for each in collections for remark in remarks(each))),
         "papers": _table(papers, collections),
-        "untestable": f"Not testable here: {' '.join(reasons)}" if reasons else "",
+        "untestable": said.untestable(entry.claim for entry in known),
         "ours": _table(ours, collections),
         "pages": _pages(collections),
     }
@@ -50,19 +50,13 @@ def _tallies(judged: Sequence[Judged], collections: Sequence[Collection]) -> Ite
 
 def _table(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     """Claims as pages show them, each at every scale that measured it; the paper's with the number there."""
-    papers = any(entry.claim.papers for entry in judged)
-    head = ["", "claim", *(["the paper"] if papers else []), "measured [95 %]", "n", "verdict"]
-    lines = []
-    for entry in judged:
-        for each in collections:
-            found = entry.findings[each.scale]
-            if found.estimate is not None:
-                where = said.heading(entry.claim.section) if papers else study_of(entry.claim.page).page
-                link = link_of(study_of(entry.claim.page), each)
-                numbers = [said.measured(found), said.counted(found), said.verdict(found, each.scale)]
-                paper = [said.published(entry.claim)] if papers else []
-                lines.append([f"[{where}]({link})" if link else where, entry.claim.text, *paper, *numbers])
-    return table(head, lines, text=range(len(head)))
+    papers, found = any(entry.claim.papers for entry in judged), []
+    for entry, each in product(judged, collections):
+        if (one := entry.findings[each.scale]).estimate is not None:
+            where = said.heading(entry.claim.section) if papers else study_of(entry.claim.page).page
+            link = link_of(study_of(entry.claim.page), each)
+            found.append(([f"[{where}]({link})" if link else where, entry.claim.text], each.scale, one))
+    return said.claims_table(found, "", "claim", papers=papers)
 
 
 def link_of(study: Study, collection: Collection) -> str:

@@ -62,6 +62,6 @@ def _figure(panels: dict[str, list[Row]], path_stem: Path) -> list[Path]:
             axes.set_yticks(range(len(rows)), labels, fontsize=8)
             axes.set_ylim(len(rows) - 0.5, -0.5)
             axes.set_xlabel({POINTS: "difference in points of accuracy", TIMES: "times"}.get(unit, unit))
-            dress(axes, "x")
+            dress(axes)
         figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
         return save(figure, path_stem)

@@ -81,27 +81,30 @@ def counted(found: Finding) -> str:
     return f"{found.estimate.n:,}{of}; {found.seeds} seed{'' if found.seeds == 1 else 's'}"
 
 
-def claims_table(found: Sequence[tuple[str, Finding]]) -> str:
-    """Claims with the paper's number, what was measured, its n, and the verdict; each with the scale that measured."""
-    lines = [
-        [claim_in_words(one.claim), published(one.claim), measured(one), counted(one), verdict(one, scale)]
-        for scale, one in found
-    ]
-    return table(["claim", "the paper", "measured [95 %]", "n", "verdict"], lines, text=(0, 1, 2, 3, 4))
+def claims_table(found: Iterable[tuple[Sequence[str], str, Finding]], *heads: str, papers: bool = True) -> str:
+    """Claims with the paper's number, if wanted, what was measured, its n, and the verdict.
 
-
-def claim_in_words(claim: Claim) -> str:
-    """The claim, and whose it is where it is not the paper's."""
-    return f"{'Ours: ' if claim.whose == OURS else ''}{claim.text}"
+    Each entry is what stands before that, below `heads`; the scale that measured; and what it found.
+    """
+    lines = []
+    for before, scale, one in found:
+        paper = [published(one.claim)] if papers else []
+        lines.append([*before, *paper, measured(one), counted(one), verdict(one, scale)])
+    head = [*heads, *(["the paper"] if papers else []), "measured [95 %]", "n", "verdict"]
+    return table(head, lines, text=range(len(head)))
 
 
 def page_claims(claims: Iterable[Claim], seeds: BySeed, scale: str) -> str:
-    found = [(scale, one) for claim in claims if (one := finding(claim, seeds)).estimate is not None]
-    reasons = dict.fromkeys(one.claim.untestable for _, one in found if one.claim.untestable)
-    return paragraphs(
-        claims_table(found),
-        f"Not testable here: {' '.join(reasons)}" if reasons else "",
-    )
+    found = [one for claim in claims if (one := finding(claim, seeds)).estimate is not None]
+    words = [[f"{'Ours: ' if one.claim.whose == OURS else ''}{one.claim.text}"] for one in found]
+    shown = claims_table([(before, scale, one) for before, one in zip(words, found, strict=True)], "claim")
+    return paragraphs(shown, untestable(one.claim for one in found))
+
+
+def untestable(claims: Iterable[Claim]) -> str:
+    """Why some claims cannot be tested here."""
+    reasons = dict.fromkeys(claim.untestable for claim in claims if claim.untestable)
+    return f"Not testable here: {' '.join(reasons)}" if reasons else ""
 
 
 def tally(found: Iterable[tuple[str, Finding]]) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from math import ceil, isfinite
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marsbench.files import write_atomically
 from marsbench.findings.cells import Cells, columns, done_cells, means
@@ -97,7 +97,7 @@ def labelled_figure(panels: Sequence[Labelled], path_stem: Path) -> list[Path]:
             axes.axvline(panel.level, color="0.4", linewidth=0.9, linestyle=":")
             if panel.level:  # ratios and the like, whose axis begins with nothing
                 axes.set_xlim(left=0.0)
-            dress(axes, "x")
+            dress(axes)
             axes.set_xlabel(fill(f"{panel.x_label} (bars: 95 % interval)", _LETTERS_BELOW // len(panels)))
         grid[0].set_yticks(range(len(names)), [fill(name, _LETTERS) for name in names], fontsize=8)
         grid[0].set_ylim(len(names) - 0.5, -0.5)
@@ -134,11 +134,11 @@ def error_bars(estimates: Sequence[Estimate], factor: float) -> list[list[float]
     return [below, above]
 
 
-def dress(axes: Axes, along: Literal["x", "y"]) -> None:
-    """Leave a grid for the numbers along one axis, and names without ticks or lines along the other."""
-    axes.spines[["top", "right", *(["left"] if along == "x" else [])]].set_visible(False)
-    axes.tick_params(axis="y" if along == "x" else "x", length=0)
-    axes.grid(axis=along, color="0.88", linewidth=0.6)
+def dress(axes: Axes) -> None:
+    """Leave a grid for the numbers along x, and names without ticks or lines along y."""
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="0.88", linewidth=0.6)
     axes.set_axisbelow(True)
 
 
