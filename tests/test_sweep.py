@@ -563,5 +563,5 @@ def test_commands_around_the_sweep(name: str, swept: Path, wide_terminal: None) 
 def test_weights_are_held_against_reading() -> None:
     """Guards against a roofline of copying, which also writes: steps would look nearer to it than they are."""
     made: dict[str, Any] = {"key": "", "status": "done", "reason": "", "scale": "", "stage": "", "context": 1}
-    row = StepTimeRow(**made, rows=[1], window=[1], seconds=[[1.0]], copied_per_second=[3.0])
+    row = StepTimeRow(**made, rows=[1], window=[1], seconds=[[1.0]])
     assert replace(row, read_per_second=[5.0, 7.0, 6.0]).read == 6.0

@@ -24,7 +24,6 @@ from marsbench.methods.fitting import default_ids
 from marsbench.provenance import products, provenance
 from marsbench.racing.carried import draws_of
 from marsbench.racing.grid import Grid
-from marsbench.racing.profile import profile
 from marsbench.racing.questions import Prompts, Questions, ask, per_benchmark
 from marsbench.racing.race import Outcome, Race
 from marsbench.racing.step_time import step_times
@@ -178,9 +177,7 @@ class Course:
 
     def _key(self, line: Line, batch_size: int) -> str:
         content = {"kind": "sweep", "entry": line.keyed, "batch_size": batch_size, **self.weights(line)}
-        how: dict[str, Any] = {"backend": self._backend} if line.compiled else {}
-        how |= {"profiled": True} if self.grid.profiled else {}
-        return content_hash({**content, **self.everywhere, **how})
+        return content_hash({**content, **self.everywhere, **({"backend": self._backend} if line.compiled else {})})
 
     def why_not(self, cell: Cell) -> str:
         """Why a cell cannot be measured, empty if it can."""
@@ -212,15 +209,6 @@ class Course:
     def step_times(self) -> dict[str, Any]:
         with self.run.reporter.bar("timing forward passes by their shape") as bar:
             return step_times(self.baseline.model, self.grid.positions, bar.update)
-
-    def profile(self, cell: Cell) -> dict[str, float]:
-        """Where a line's time goes, where the grid asks for it; a loop that is not ours is not looked into."""
-        entrant = self.entrant(cell.line, cell.batch_size)
-        if not self.grid.profiled or entrant.compiled or isinstance(entrant.method, OutsideMethod):
-            return {}
-        return profile(
-            entrant, self.prompts.ids, batch_size=cell.batch_size, max_new_tokens=self.max_new_tokens, **self.ids
-        )
 
 
 def _steps_of(line: Line) -> str:

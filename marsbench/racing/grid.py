@@ -53,7 +53,6 @@ class Grid:
     dtype: str = "float32"  # of weights and caches
     timeout_s: float = 900.0  # of one contender for one lap at one batch size
     positions: int = 1024  # also time forward passes of up to so many positions; 0 = none
-    profiled: bool = False  # also time the parts of every contender's steps, in a run of their own
     backend: str | None = None  # what compiles; None = what is best on the device, as `--compile` has it
     page: str = "speedup"  # whose it is
 
@@ -143,7 +142,6 @@ class _Settings(TypedDict):
     dtype: NotRequired[Literal["float32", "bfloat16", "float16"]]
     timeout_s: NotRequired[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     positions: NotRequired[Annotated[int, Field(ge=0, lt=2**31)]]
-    profiled: NotRequired[bool]
     # Of `torch.compile`. The last two run a step as it was traced, without a compiler; on CUDA "eager" records it
     # untraced.
     backend: NotRequired[Literal["inductor", "aot_eager", "eager"] | None]

@@ -1,4 +1,4 @@
-"""What one step of the loop costs by the shape of its window, and how fast the machine copies memory."""
+"""What one step of the loop costs by the shape of its window, and how fast the machine reads memory."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ _REPEATS = 9
 _ROWS = (1, 4, 16, 64)
 _WINDOWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _FEW_WINDOWS, _FEW_REPEATS = (1, 2, 4, 8), 3  # for who cannot wait
-_COPY_BYTES = 256 * 2**20  # far more than any cache holds
-_READ_BYTES = 2**30
+_READ_BYTES = 2**30  # far more than any cache holds
 _LAPS_ON_GPU = 10
 
 
@@ -69,7 +68,6 @@ def step_times(model: Any, positions: int, progress: Counted) -> dict[str, Any]:
         StepShape(rows, width) for rows in _ROWS for width in _WINDOWS if rows * width <= positions and width < room
     ]
     seconds: list[list[float]] = [[] for _ in shapes]
-    copied: list[float] = []
     read: list[float] = []
     for repeat in range(_REPEATS + 1):  # the first warms up
         for number, shape in enumerate(shapes):
@@ -78,11 +76,10 @@ def step_times(model: Any, positions: int, progress: Counted) -> dict[str, Any]:
                 seconds[number].append(found)
             progress(repeat * len(shapes) + number, (_REPEATS + 1) * len(shapes))
         if repeat:
-            copied.append(_copied_per_second(model.device))
             read.append(read_per_second(model.device))
     return {
         "context": _CONTEXT, "rows": [shape.rows for shape in shapes], "window": [shape.window for shape in shapes],
-        "seconds": seconds, "copied_per_second": copied, "read_per_second": read,
+        "seconds": seconds, "read_per_second": read,
     }  # fmt: skip
 
 
@@ -118,13 +115,6 @@ def _step(model: Any, shape: StepShape) -> float:
         batch.step()
     synchronize()
     return (time.perf_counter() - started) / _STEPS
-
-
-def _copied_per_second(device: torch.device) -> float:
-    """Bytes that copying a large tensor reads and writes, per second."""
-    source = torch.ones((_READ_BYTES if device.type == "cuda" else _COPY_BYTES) // 4, device=device)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / _seconds(lambda: target.copy_(source), device)
 
 
 def read_per_second(device: torch.device) -> float:

@@ -144,7 +144,7 @@ def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str,
         "same_as": {name: sum(mine.tokens == other.tokens for mine, other in both) for name, both in pairs.items()},
         "samples": _log_samples(course, cell.key, generations, responses, correct),
         "race": content_hash(sorted(outcomes)), "checkpoint": course.target(cell.line).weights,
-        "profile": course.profile(cell), **course.compiling(cell.line),
+        **course.compiling(cell.line),
     }  # fmt: skip
 
 

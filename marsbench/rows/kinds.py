@@ -103,9 +103,7 @@ class TrainingRow(Row):
     seconds: float  # wall time of training, interruptions not counted
     loss: float  # mean over the last logging interval
     measures: Mapping[str, float] = field(default_factory=dict)  # such as the accuracy of each Medusa head
-    parent: str = (
-        ""  # SHA-256 of the weights that it starts from, where they were trained too; of an adapter, of its model
-    )
+    parent: str = ""  # SHA-256 of the trained weights that it starts from; of an adapter, of its model
 
     @property
     def decoded(self) -> str:
@@ -121,21 +119,6 @@ class StepCostRow(Row):
     kind: ClassVar[str] = "step_cost"
     seconds: Mapping[str, list[float]]  # objective -> seconds of each repeat, in the same batch order for all
     memory: Mapping[str, list[int]] = field(default_factory=dict)  # objective -> bytes that a step must hold, alike
-
-
-@dataclass(frozen=True)
-class ExactnessRow(Row):
-    """One method held against `ar` of the same checkpoint on every prompt of all benchmarks."""
-
-    kind: ClassVar[str] = "exactness"
-    stage: str
-    method: str
-    options: Mapping[str, Any]  # the method's options, and `threshold`
-    prompts: int
-    same_as_ar: int  # prompts whose tokens equal those of `ar`
-    emitted: int
-    row_forwards: int
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -181,7 +164,6 @@ class SweepRow(Row):
     compiled: bool = False  # its steps as graphs, or operation by operation
     graphs: int = 0  # shapes of a step that were compiled so far, at smaller batch sizes and other thresholds too
     compile_seconds: float = 0.0  # what that took, or reading it from disk
-    profile: Mapping[str, float] = field(default_factory=dict)  # part of a step -> seconds, in an extra run
     grid: str = "speedup"  # the page whose grid it is a cell of
 
     @property
@@ -234,7 +216,7 @@ class SweepRow(Row):
 
 @dataclass(frozen=True)
 class StepTimeRow(Row):
-    """What a forward pass costs on this machine by its shape, and how fast the machine copies and reads memory."""
+    """What a forward pass costs on this machine by its shape, and how fast the machine reads memory."""
 
     kind: ClassVar[str] = "step_time"
     stage: str
@@ -242,7 +224,6 @@ class StepTimeRow(Row):
     rows: list[int]  # per shape: sequences in the batch
     window: list[int]  # per shape: entries of each sequence
     seconds: list[list[float]]  # per shape and repeat: one step of the loop
-    copied_per_second: list[float]  # per repeat: bytes read and bytes written, both counted
     weight_bytes: int = 0
     others_cores: list[float] = field(default_factory=list)  # of each repeat: what others used; empty = unknown
     dtype: str = "float32"  # of weights and caches
@@ -278,23 +259,6 @@ class GenerationRow(_OfLine):
     settled_by: list[int] = field(default_factory=list)  # which forward settled each token, from 1; an EOS comes last
     forwards: int = 0  # forward passes of the model, the prompt's included
     finish: str = ""  # eos or length
-    max_new_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class TokenClassRow(_OfLine):
-    """Which tokens of the answers to a benchmark's questions had a forward pass of their own, and which came with one.
-
-    The lists of lists have one entry per question, in the benchmark's order, and in it one per token emitted; an
-    emitted EOS comes last.
-    """
-
-    kind: ClassVar[str] = "token_classes"
-    benchmark: str
-    classes: list[str] = field(default_factory=list)  # the names of the classes
-    tokens: list[list[int]] = field(default_factory=list)  # each token's class, as its place in `classes`, from 0
-    places: list[list[int]] = field(default_factory=list)  # its place among those that its forward settled, from 0
-    template: list[str] = field(default_factory=list)  # the words that make up the class of template words
     max_new_tokens: int = 0
 
 

@@ -14,7 +14,6 @@ from marsbench.findings.cells import Cells
 from marsbench.findings.claims import Claim, Section
 from marsbench.line import Line
 from marsbench.rendering.figures import Labelled, labelled_figure, line_on, shared_benchmarks
-from marsbench.rows.kinds import TokenClassRow
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
 from marsbench.studies import table2
@@ -89,7 +88,6 @@ STUDY = TablePage(
     place=2,
     plan=MEASURED,
     table=PLAN,
-    kinds=(TokenClassRow,),
     opening=(
         "MARS, verified and with a threshold, against other ways to emit several tokens per forward pass. Lines with "
         "tau may lose accuracy, and no tau between .95 and 1 was measured here; all others emit the very tokens of AR "
