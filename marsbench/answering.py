@@ -76,7 +76,6 @@ class Answering:
         )  # fmt: skip
 
     def decode_all(self, requests: Sequence[Request], reporter: Reporter, title: str, **told: Any) -> list[Generation]:
-        """`decode` with a progress bar of requests."""
         done = count(1)
         with reporter.bar(title) as bar:
             return self.decode(requests, on_finished=lambda *_: bar.update(next(done), len(requests)), **told)

@@ -95,7 +95,6 @@ def check_device(scale: str, memory_gib: float) -> Iterator[Check]:
 
 
 def check_idle() -> Check:
-    """Whether other processes compute here; takes half a second."""
     busy = warning(others_cores())
     fix = "stop them before a race: it would time the scheduler"
     return Check("idle", "warn" if busy else "ok", busy or "no other process is at work", fix)

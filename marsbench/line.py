@@ -29,7 +29,6 @@ class TrainedStage(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What it is called on the terminal."""
         return self.stage if self.block_size is None else f"{self.stage}, B = {self.block_size}"
 
     @property
@@ -73,7 +72,6 @@ class Line:
 
     @classmethod
     def raced(cls, name: str, stage: str, method: str, **options: Any) -> Line:
-        """A contender of a race."""
         return cls(name, name, stage, method, options)
 
     def compiled_form(self) -> Line:

@@ -74,5 +74,4 @@ def that_pays(decoding: Decoding, loaded: Loaded, rows: int, reporter: Reporter)
 
 
 def load_draft(decoding: Decoding, reporter: Reporter, **how: Any) -> Loaded | None:
-    """The draft model, if one was named."""
     return shared.load_named(decoding.draft, decoding.dtype, reporter, **how) if decoding.draft else None

@@ -136,7 +136,6 @@ class Stand:
         self.rows.end.copy_(self.rows.length)
 
     def bytes(self) -> int:
-        """Memory that the caches hold, in bytes."""
         return sum(cache.bytes() for cache in self.caches)
 
 
@@ -208,7 +207,6 @@ class Fixed(Fitted):
             self._move([*self.seats.values()], self)
 
     def step(self, decoder: Decoder, method: Method, number: int) -> Callable[[], list[New]]:
-        """See `Fitted` and `static_step`."""
         assert self._step is not None, "the batch is not empty"
         read = _on_its_way(self._step())
         return lambda: told(read(), number)

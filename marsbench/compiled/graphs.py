@@ -108,7 +108,6 @@ class Graphs(Steps):
         return Batch(model, method, shapes=self, **settings)
 
     def place(self, decoder: Decoder, method: Method, device: torch.device) -> Fixed:
-        """An empty place, for a method whose windows have a fixed shape."""
         return Fixed(self, decoder, method, records=records_on(device))
 
     def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Fitted) -> Stand:
@@ -124,7 +123,6 @@ class Graphs(Steps):
             _give_back(_SPARE_BYTES)
 
     def step_on(self, decoder: Decoder, method: Method, stand: Stand) -> Run:
-        """What moves a stand by one step; see `static_step`."""
         decoders = decoder, *_drafting(method)
         if not all(map(_is_bare, decoders)):
             return super().step_on(decoder, method, stand)

@@ -153,7 +153,6 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """One forward for every row."""
         news: list[News] = []
         if not self._place.fits(len(self._under_way)):
             news = self._drain()

@@ -78,5 +78,4 @@ class Fitted:
         rows.take(chosen, max(seat.end for seat in self.seats.values()) + 1)
 
     def bytes(self) -> int:
-        """Memory that the caches hold, in bytes."""
         return 0 if self._rows is None else sum(cache.bytes() for cache in self._rows.caches)

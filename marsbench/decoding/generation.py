@@ -137,7 +137,6 @@ def seed_of(seed: Any, number: int = 0) -> int:
 
 
 def as_list(eos_id: int | Sequence[int]) -> list[int]:
-    """The ids that end a sequence."""
     return [eos_id] if isinstance(eos_id, int) else list(eos_id)
 
 

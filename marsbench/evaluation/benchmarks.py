@@ -44,7 +44,6 @@ class Benchmark:
 
     @property
     def headline(self) -> str:
-        """The name of the score that is its accuracy."""
         return next(iter(self.scores))
 
     def answer_limit(self, of_scale: int) -> int:
@@ -64,7 +63,6 @@ def _file_of(name: str) -> Path:
 
 
 def _benchmark(name: str) -> Benchmark:
-    """A benchmark as its task file describes it."""
     whole = yaml.load(_file_of(name).read_text(encoding="utf-8"), _Plain)
     said, limit = whole["metadata"], whole.get("generation_kwargs", {}).get("max_gen_toks")
     return Benchmark(

@@ -46,7 +46,6 @@ class Exam:
         return sorted(self.numbers[task][place] for task, places in self.places.items() for place in places)
 
     def number(self, task: str, nth: int) -> int:
-        """The number of the nth question that is asked of a task."""
         return self.numbers[task][self.places[task][nth]]
 
     def first(self, limit: int | None) -> Exam:
@@ -202,7 +201,6 @@ def answer(exam: Exam, log: AnswerLog, answering: Answering, max_new_tokens: int
 
 
 def stops_of(request: Instance) -> list[str]:
-    """The strings at the first of which a task cuts an answer."""
     stops = request.args[1].get("until") or []
     return [stops] if isinstance(stops, str) else list(stops)
 

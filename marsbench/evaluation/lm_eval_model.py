@@ -153,7 +153,6 @@ class MarsbenchLM(LM):  # type: ignore[misc]
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> MarsbenchLM:
-        """The model that lm-eval asks for in one string; see `create_from_arg_obj`."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     @classmethod
@@ -169,7 +168,6 @@ class MarsbenchLM(LM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """What lm-eval keys its request cache by."""
         return str(self._answering.loaded.tokenizer.name_or_path)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:

@@ -69,7 +69,6 @@ def _split(data_dir: str, name: str, columns: tuple[tuple[str, str], ...], id_co
 
 
 def local_file(data_dir: Path, name: str) -> Path:
-    """A file below the data folder, which must be there."""
     if not (data_dir / name).exists():
         raise Unavailable(
             "there is no local copy of this benchmark's data", where=str(data_dir / name),

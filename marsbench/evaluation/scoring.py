@@ -89,8 +89,6 @@ def compare_files(exam: Exam, first: Path, second: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Response:
-    """A line of a file of responses."""
-
     doc_id: int | str
     response: str
     target: Any = None
@@ -146,6 +144,5 @@ def _flat(values: Sequence[Any]) -> list[float]:
 
 
 def in_percent(estimate: Estimate) -> dict[str, Any]:
-    """An accuracy with its interval as plain data."""
     interval = estimate.interval
     return {"accuracy": 100 * estimate.value, "interval": [100 * interval.low, 100 * interval.high], "n": estimate.n}

@@ -106,7 +106,6 @@ class Here(Executor):
         return True
 
     def ended(self) -> list[tuple[Task, Ended | None]]:
-        """What has ended."""
         found, self._over = self._over, []
         return found
 

@@ -47,8 +47,6 @@ class Task(ABC):
 
 @dataclass(frozen=True)
 class Ended:
-    """A task that has been carried out."""
-
     name: str
     value: Any  # what it has made, or `Task.failed`
     error: UserError | None  # why it failed for its own reasons, None where it did not

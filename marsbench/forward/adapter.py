@@ -46,7 +46,6 @@ class Adapter:
     head: DraftHead | None = None  # what tells masks of the guesses before them
 
     def bytes(self) -> int:
-        """Memory of its weights, in bytes."""
         parts = [*self.maps.values(), *([self.head] if self.head else [])]
         return self.vector.nbytes + sum(tensor.nbytes for part in parts for tensor in part)
 

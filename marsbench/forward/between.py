@@ -26,8 +26,6 @@ _HEAD_SIZES = (16, 32, 64, 80, 96, 128, 256)
 
 @dataclass(frozen=True)
 class Shape:
-    """The attention of a model."""
-
     heads: int
     kv_heads: int
     size: int  # of a head
@@ -122,11 +120,9 @@ class NativePass(Pass):
         self._window = entries, self.cache.flat_slots, begin, visible, self.cache.total
 
     def norm(self, by: Norm, hidden: Tensor, change: Tensor | None) -> tuple[Tensor, Tensor]:
-        """See `Pass`."""
         return hidden, torch.ops.marsbench.norm.default(hidden, change, by.parameters["weight"], by.epsilon)
 
     def attention(self, layer: int, every: Tensor) -> Tensor:
-        """See `Pass`."""
         shape = self.shape
         keys, values = self.cache.stores(layer, every, (shape.kv_heads, shape.size))
         found: Tensor = torch.ops.marsbench.attention.default(
@@ -135,7 +131,6 @@ class NativePass(Pass):
         return found
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
-        """See `Pass`."""
         found: Tensor = torch.ops.marsbench.swiglu.default(gate, up)
         return found
 

@@ -128,7 +128,6 @@ class RaggedCache:
         return self._layers[0][0].dtype if self._layers else None
 
     def bytes(self) -> int:
-        """Memory held, in bytes."""
         return sum(store.nbytes for layer in self._layers for store in layer)
 
     def _resize(self, layer: int, rows: int) -> None:

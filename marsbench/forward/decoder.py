@@ -148,7 +148,6 @@ class LeanDecoder:
             self._frequencies, self._turned_by = frequencies, turned_by
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
-        """Run a window; see `Decoder`."""
         rows, width = window.input_ids.shape
         real = None if window.real is None else window.real.flatten().nonzero().squeeze(1)
         input_ids, position = window.input_ids.flatten(), window.position.flatten()
@@ -196,8 +195,6 @@ class LeanDecoder:
 
 
 class _Layer:
-    """One transformer layer."""
-
     def __init__(self, number: int, layer: Any) -> None:
         self._number = number
 

@@ -120,7 +120,6 @@ class JoinedPass(Pass):
         return site.add_to(hidden, values, gate), None
 
     def attention(self, layer: int, every: Tensor) -> Tensor:
-        """See `Pass`."""
         shape = self.shape
         values = every.view(len(every), -1, shape.size)
         turned = torch.addcmul(values * self._cos, values.roll(shape.size // 2, -1), self._sin)

@@ -190,7 +190,6 @@ class Site:
 
     @property
     def biases(self) -> list[Tensor | None]:
-        """Of all layers, as they are."""
         return [layer["bias"] for output in self._outputs for layer in output]
 
     def adapt(self, maps: Mapping[str, LowRank], like: Tensor) -> None:

@@ -59,7 +59,6 @@ class ModuleDecoder:
             )
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
-        """Run a window; see `Decoder`."""
         decoder, head = self.model.get_decoder(), self.model.get_output_embeddings()
         model, adapter = parted(self.model)
         masked = None if adapter is None else masks_of(window)
@@ -123,7 +122,6 @@ def _with_what_follows(head: Callable[[Tensor], Tensor], config: Any) -> Callabl
 
 
 def _refused(model: Any, why: str) -> UserError:
-    """The error for a model that this engine cannot run."""
     return UserError(
         f"{type(model).__name__} has {why}, which this engine does not know",
         where=str(getattr(model, "name_or_path", "")),

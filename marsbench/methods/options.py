@@ -29,7 +29,6 @@ class Option:
     choices: tuple[str, ...] = ()  # of a `Literal`
 
     def check(self, name: str, value: Any) -> None:
-        """Refuse a value of another kind, or out of bounds."""
         words = self.called or name.replace("_", " ")
         if self.choices:
             if value not in self.choices:

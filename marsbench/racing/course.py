@@ -36,8 +36,6 @@ Load = Callable[[str, int, torch.dtype], Loaded]  # stage, block size -> its mod
 
 
 class Cell(NamedTuple):
-    """A contender at a batch size."""
-
     line: Line
     batch_size: int
     key: str
@@ -83,7 +81,6 @@ class Course:
         return self._load(line.stage, line.block_size, self._dtype)
 
     def draft(self, line: Line) -> Loaded | None:
-        """The draft model, for a line that has one."""
         return self._load(line.draft.stage, line.block_size, self._dtype) if line.draft else None
 
     def entrant(self, line: Line, batch_size: int) -> Answering:

@@ -250,5 +250,4 @@ _WORDS = {"threshold": "tau", "cache_block": "B_cache", "tree_width": "tree"}
 
 
 def _said(name: str, value: Any) -> str:
-    """A setting as part of a contender's name."""
     return f"{_WORDS.get(name, name)} = {format(value, 'g') if isinstance(value, int | float) else value}"

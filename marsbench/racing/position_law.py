@@ -124,10 +124,8 @@ def predicted_seconds(law: PositionLaw, work: Work, batch_size: int) -> float:
 
 
 def predicted_speed(law: PositionLaw, work: Work, batch_size: int) -> float:
-    """Tokens per second that the law expects."""
     return work.emitted / predicted_seconds(law, work, batch_size)
 
 
 def fastest(law: PositionLaw, known: Mapping[str, Work], batch_size: int) -> str:
-    """The contender that the law expects to be fastest at a batch size."""
     return max(known, key=lambda name: predicted_speed(law, known[name], batch_size))

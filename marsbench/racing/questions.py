@@ -18,8 +18,6 @@ from marsbench.evaluation.harness import Exam, LoggedAnswer, cut_in_words, evalu
 
 @dataclass(frozen=True)
 class Question:
-    """One question: which one, and its prompt."""
-
     benchmark: str
     doc_id: int  # its number in the benchmark's data
     prompt: str  # in the chat template, up to where the assistant begins

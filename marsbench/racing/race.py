@@ -64,8 +64,6 @@ class Watched:
 
 @dataclass(frozen=True)
 class Turn:
-    """One contender's turn at one batch of prompts."""
-
     seconds: float
     status: Status = "done"
     reason: str = ""
@@ -116,7 +114,6 @@ class RoundLog:
         self._keep(_Ended(lap, batch, turns))
 
     def turns(self, name: str) -> dict[tuple[int, int], Turn]:
-        """One contender's turns, by lap and batch."""
         return {place: turns[name] for place, turns in self.rounds.items() if name in turns}
 
     def _keep(self, record: _Started | _Ended) -> None:
@@ -125,7 +122,6 @@ class RoundLog:
             self._log.append(asdict(record))
 
     def _take(self, record: _Started | _Ended) -> None:
-        """What a line of the file says."""
         if isinstance(record, _Started):
             self.contenders, self.rounds, self.dropped_out = record.contenders, {}, set()
             return
@@ -148,7 +144,6 @@ class Outcome(Watched):
 
     @property
     def row_forwards(self) -> int:
-        """Forward passes of the model, summed over the prompts."""
         return sum(generation.forwards for generation in self.generations)
 
     def speed_over(self, ar: Outcome) -> Estimate:
@@ -159,8 +154,6 @@ class Outcome(Watched):
 
 @dataclass(frozen=True)
 class Race:
-    """Contenders, the prompts that they decode, and how."""
-
     contenders: Mapping[str, Answering]
     prompts: Sequence[Sequence[int]]
     batch_size: int

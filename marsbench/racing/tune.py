@@ -21,8 +21,6 @@ _LAPS = 3  # of the race that checks the recommendation
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting and what is expected of it."""
-
     contender: Line
     tokens_per_forward: float
     points_lost: float  # of accuracy against `ar`

@@ -92,8 +92,6 @@ class EvaluationRow(_OfLine):
 
 @dataclass(frozen=True)
 class TrainingRow(Row):
-    """One stage trained."""
-
     kind: ClassVar[str] = "training"
     stage: str
     block_size: int | None

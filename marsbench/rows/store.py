@@ -25,7 +25,6 @@ Existing = Literal["reuse", "rerun", "fail"]  # what to do about a result that i
 
 
 def existing_policy(name: str) -> Existing:
-    """The policy of that name, or a `UserError`."""
     if name not in get_args(Existing):
         raise unknown_name("policy for existing results", name, list(get_args(Existing)))
     return cast("Existing", name)

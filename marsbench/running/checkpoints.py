@@ -178,7 +178,6 @@ class Checkpoints:
         return row
 
     def _row(self, chosen: Recipe, record: TrainingRecord) -> TrainingRow:
-        """What a finished checkpoint's record says, as a row."""
         cost = {name: getattr(record, name) for name in _COST}
         origin = {**record.provenance, **({"base": chosen.pretrained.base} if chosen.pretrained else {})}
         this = TrainedStage(chosen.stage, chosen.block_size)

@@ -58,7 +58,6 @@ def training(trained: TrainedStage, scale: Preset) -> Training:
 
 
 def decoding_s(tokens: int, scale: Preset) -> float:
-    """How many seconds one device takes to decode so many tokens."""
     return tokens / scale.assumptions.tokens_per_second
 
 

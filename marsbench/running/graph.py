@@ -41,8 +41,6 @@ _OF_EACH = ("reporter", "failures", "renewed")  # what every process has of its 
 
 @dataclass(frozen=True)
 class Made:
-    """What a task hands over."""
-
     answers: Mapping[str, EvaluationRow] = field(default_factory=dict)  # place of a cell -> its row
     failures: Mapping[str, str] = field(default_factory=dict)  # what it could not make -> why (`Run.failures`)
     missing: Mapping[str, str] = field(default_factory=dict)  # place of a cell that cannot be measured here -> why
@@ -100,8 +98,6 @@ class RunTask(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTask(RunTask):
-    """Trains a checkpoint."""
-
     trained: TrainedStage
 
     @property

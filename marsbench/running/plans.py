@@ -95,7 +95,6 @@ class TablePlan:
         return self.of([benchmark]) == [benchmark] and (self.within_training or not benchmark.startswith("within_"))
 
     def cells(self, benchmarks: Iterable[str]) -> list[Asked]:
-        """Its lines on some benchmarks."""
         return [Asked(line, name, self.questions) for line in self.lines for name in benchmarks]
 
     @property

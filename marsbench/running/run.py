@@ -32,8 +32,6 @@ _RowKind = TypeVar("_RowKind", bound=Row)
 
 @dataclass
 class Run:
-    """One run at one scale."""
-
     scale: Preset
     workspace: Workspace
     existing: Existing = "reuse"
@@ -101,7 +99,6 @@ class Run:
         return dtype == "float32" or torch.cuda.is_available() or reads_bf16()
 
     def answer_limit(self, name: str) -> int:
-        """How many tokens an answer to a benchmark may have in this run."""
         return self.max_new_tokens or benchmark(name).answer_limit(self.scale.max_new_tokens)
 
     # ---- what is there already ----

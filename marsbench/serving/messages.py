@@ -63,8 +63,6 @@ class Likelihood(NamedTuple):
 
 @dataclass(frozen=True)
 class Ending:
-    """How a request ended and what it took."""
-
     finish: Finish
     emitted: int = 0  # tokens, an EOS counted once
     forwards: int = 0

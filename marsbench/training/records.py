@@ -56,7 +56,6 @@ def publish(record: TrainingRecord, folder: Path, target: Path) -> None:
 
 
 def in_json(record: TrainingRecord) -> bytes:
-    """A record as its file has it."""
     return f"{json.dumps(asdict(record), indent=1)}\n".encode()
 
 

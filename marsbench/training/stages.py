@@ -35,8 +35,6 @@ class MarsVariant:
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of the training path."""
-
     summary: str
     parent: str | None  # the stage it continues from; None = random weights
     objective: Objective
