@@ -17,17 +17,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from marsbench.presets import Preset, preset
-from marsbench.rows.workspace import Workspace
-from marsbench.running import training_cost as training_speed_module
-from marsbench.running.run import Run
-from marsbench.running.training_cost import STAGES, TrainingSpeed, training_speed, training_speed_rows
-from marsbench.studies.real_model import STUDY
+from marsbench.running.training_cost import STAGES, training_speed
 from marsbench.training import memory, records, trainer
 from marsbench.training.gated import GatedAdapter, gated_loss
 from marsbench.training.memory import Batch, Fitting, bytes_kept, pieces, row_sizes
 from marsbench.training.objectives import IGNORED, ar_loss, mars_loss
 from marsbench.training.records import TrainingRecord
-from marsbench.training.stages import Recipe, recipe
+from marsbench.training.stages import recipe
 from marsbench.training.trainer import train
 
 MASK = 3
@@ -233,23 +229,3 @@ def test_the_speed_of_a_training_is_that_of_its_own_steps(scale: Preset) -> None
     assert found.stage == "ar_sft" and len(found.tokens) == len(found.seconds) == 2
     assert all(count >= 6 * 20 for count in found.tokens) and all(took > 0 for took in found.seconds)
     assert found.peak_bytes is None or found.peak_bytes > GIB / 8
-
-
-def test_a_speed_is_measured_once_and_on_the_page(
-    scale: Preset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guards against a page that times trainings at every run, or takes one stage's speed for another's."""
-    asked: list[str] = []
-
-    def timed(chosen: Recipe, steps: int) -> TrainingSpeed:
-        asked.append(chosen.stage)
-        tokens = [count * len(asked) for count in (100, 300, 200)]
-        return TrainingSpeed(chosen.stage, tokens, [1.0, 1.0, 1.0], len(asked) * GIB, chosen.block_size)
-
-    monkeypatch.setattr(training_speed_module, "training_speed", timed)
-    for _ in range(2):
-        rows = training_speed_rows(Run(scale, Workspace(tmp_path, scale.scale)), steps=3)
-    assert asked == [row.stage for row in rows] == [*STAGES]
-    page = STUDY.render(rows, scale.scale)
-    rates = ", ".join(f"`{stage}` {200 * place:,}" for place, stage in enumerate(STAGES, 1))
-    assert f"Training here, tokens/s: {rates}" in page

@@ -235,19 +235,6 @@ class StepTimeRow(Row):
 
 
 @dataclass(frozen=True)
-class TrainingSpeedRow(Row):
-    """How fast a stage trains on this machine, and in how much memory."""
-
-    kind: ClassVar[str] = "training_speed"
-    stage: str
-    block_size: int | None
-    tokens: list[int]  # per timed step: of its sequences, padding and noisy copies not counted
-    seconds: list[float]  # per timed step
-    peak_bytes: int | None  # of the process, from its start on; None where the system does not tell
-    others_cores: list[float] = field(default_factory=list)  # what others used meanwhile; empty = unknown
-
-
-@dataclass(frozen=True)
 class GenerationRow(_OfLine):
     """One answer to one question, token by token."""
 

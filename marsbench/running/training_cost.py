@@ -2,7 +2,7 @@
 
 One step: AR SFT against MARS on the same batches, timed in turn (the paper's Appendix A). And how fast a scale trains,
 and in how much memory: a stage's own training, stopped after a few steps. Each stage trains in a process of its own, so
-that its peak is nobody else's. What is trained is the scale's base with the scale's data; which weights it starts from
+that its peak is its own. What is trained is the scale's base with the scale's data; which weights it starts from
 changes no speed.
 """
 
@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -26,9 +25,8 @@ from transformers import TrainerCallback
 from marsbench.forward.attention import without_cudnn_attention
 from marsbench.keys import versions
 from marsbench.line import TrainedStage
-from marsbench.neighbours import others_cores, warning
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
-from marsbench.rows.kinds import Row, StepCostRow, TrainingSpeedRow
+from marsbench.rows.kinds import Row, StepCostRow
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run, kept
 from marsbench.training import checkpoints, records
@@ -120,13 +118,12 @@ def _synchronize() -> None:
 
 
 class TrainingSpeed(NamedTuple):
-    """What the timed steps of a stage took, as a `TrainingSpeedRow` has it."""
+    """What the timed steps of a stage took."""
 
     stage: str
     tokens: list[int]  # of each step's sequences, padding and noisy copies not counted
     seconds: list[float]
     peak_bytes: int | None  # of the process, or of its GPU, from its start on; None where the system does not tell
-    block_size: int | None
 
     def in_words(self) -> str:
         rates = sorted(count / took for count, took in zip(self.tokens, self.seconds, strict=True))
@@ -162,22 +159,6 @@ class _Stopwatch(TrainerCallback):
             raise _Enough
 
 
-def training_speed_rows(run: Run, steps: int) -> list[TrainingSpeedRow]:
-    """The speed of every stage in turn, of those measured now that was missing."""
-
-    def timed(chosen: Recipe) -> dict[str, Any]:
-        run.reporter.say(f"timing {steps} steps of training {chosen.stage}")
-        used = others_cores()
-        run.reporter.say_once(warning(used))
-        return {**training_speed(chosen, steps)._asdict(), "provenance": {"others_cores": used}}
-
-    rows, about = [], {"kind": "training_speed", "steps": steps, "versions": versions("timing")}
-    for chosen in [Checkpoints(run).recipe(TrainedStage.of(stage)) for stage in STAGES]:
-        what, content = f"the speed of training {chosen.stage}", {**about, "recipe": chosen.key}
-        rows.append(kept(run, TrainingSpeedRow, content, what, partial(timed, chosen)))
-    return rows
-
-
 def training_speed(chosen: Recipe, steps: int) -> TrainingSpeed:
     """Train a stage for a few steps in a process of its own; nothing is kept of it."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
@@ -188,4 +169,4 @@ def _measured(chosen: Recipe, steps: int) -> TrainingSpeed:
     watch = _Stopwatch(steps)
     with tempfile.TemporaryDirectory() as folder, suppress(_Enough):
         train(chosen, Path(folder) / chosen.stage, None, lambda *_: None, lambda line: None, watch)
-    return TrainingSpeed(chosen.stage, watch.tokens, watch.seconds, peak(), chosen.block_size)
+    return TrainingSpeed(chosen.stage, watch.tokens, watch.seconds, peak())

@@ -17,7 +17,7 @@ from marsbench.rendering.claims import page_claims
 from marsbench.rendering.figures import Labelled, labelled_figure
 from marsbench.rendering.markdown import table
 from marsbench.rendering.page import laid_out
-from marsbench.rows.kinds import Row, SweepRow, TrainingSpeedRow
+from marsbench.rows.kinds import Row, SweepRow
 from marsbench.statistics.intervals import ratio_of_totals
 from marsbench.studies.real_model import lines as arms
 from marsbench.studies.real_model.lines import CLAIMS, IN_BF16, OUTSIDER, OWN_AR, PLAN
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from marsbench.running.run import Run
 
 FIGURE = "figures/real-model_speed"  # beside the page, less the extension
-_STEPS = 8  # of each stage's training, to be timed
 
 
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
@@ -42,7 +41,6 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "raced": _raced(sweeps),
         "beside": f"{_clock(others)}\n\n*{_raced(others)}*" if others else "",
         "tokens": _tokens(cells, rows),
-        "training": _training(rows),
     }
 
 
@@ -190,13 +188,6 @@ def _tokens(cells: Cells, rows: Sequence[Row]) -> str:
     )
 
 
-def _training(rows: Sequence[Row]) -> str:
-    speeds = {row.stage: row for row in rows if isinstance(row, TrainingSpeedRow)}
-    rates = {stage: sum(row.tokens) / sum(row.seconds) for stage, row in speeds.items()}
-    said = [f"`{stage}` {rate:,.0f}" for stage, rate in rates.items()]
-    return f"Training here, tokens/s: {', '.join(said)} ({_STEPS} steps each)." if said else ""
-
-
 def _best_lossless(sweep: SweepCells, stages: Collection[str] = (arms.BASE, *arms.ADAPTED)) -> SweepRow | None:
     """The fastest at the smallest batch whose tokens are promised to be the base's; AR decoding itself left out."""
     found = [row for row in sweep.at(min(sweep.batch_sizes)) if row.is_lossless and row.stage in stages]
@@ -204,15 +195,13 @@ def _best_lossless(sweep: SweepCells, stages: Collection[str] = (arms.BASE, *arm
     return max(ours, key=speed_of, default=None)
 
 
-def _races_and_speeds(run: Run) -> list[Row]:
+def _measured(run: Run) -> list[Row]:
     """A race in fp32, which keeps every promise to the token, and in bf16 where the machine computes in it."""
     from marsbench.racing.sweep import Sweep
-    from marsbench.running.training_cost import training_speed_rows
 
     dtypes = [dtype for dtype in ("float32", "bfloat16") if run.computes_in(dtype)]
     grids = [arms.grid_at(run.scale, dtype, beside=beside) for beside in (False, True) for dtype in dtypes]
-    raced = [row for grid in grids for row in Sweep(run, grid).rows()]
-    return [*raced, *(training_speed_rows(run, _STEPS) if run.scale.pretrained else [])]
+    return [row for grid in grids for row in Sweep(run, grid).rows()]
 
 
 STUDY = Study(
@@ -220,8 +209,8 @@ STUDY = Study(
     place=7,
     in_paper=False,
     plan=PLAN,
-    measure=_races_and_speeds,
-    kinds=(*RACED, TrainingSpeedRow),
+    measure=_measured,
+    kinds=RACED,
     also=(IN_BF16,),
     timed=True,
     sections=laid_out(__package__, slots, PLAN),
