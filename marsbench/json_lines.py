@@ -21,6 +21,7 @@ from marsbench.errors import UserError
 
 _Record = TypeVar("_Record")
 _SYNC_EVERY_S = 1.0
+_READER = lru_cache(TypeAdapter[Any])  # of a kind; making one takes as long as reading hundreds of lines
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -78,16 +79,11 @@ def parse_json(text: bytes | str, kind: Any = Any) -> Any:
             surrogate pair, or is not of that kind; in one line, with the place.
     """
     try:
-        return _reader(kind).validate_json(text, strict=True)
+        return _READER(kind).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
-
-
-@lru_cache
-def _reader(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
 
 
 def parse_lines(content: bytes, file: Path, kind: Any, *, what: str, mend: str, first: int = 1) -> list[Any]:

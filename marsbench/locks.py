@@ -17,10 +17,6 @@ from marsbench.errors import UserError
 _LOST_S = 3600.0  # of waiting, where a lock stays when the machine of its holder is lost
 
 
-class LockedError(UserError):
-    """Another process holds a lock for longer than we want to wait."""
-
-
 @contextmanager
 def locked(
     file: Path, *, patience_s: float = math.inf, say: Callable[[str], None] | None = None,
@@ -33,8 +29,7 @@ def locked(
     for.
 
     Raises:
-        LockedError: the lock is `busy` for longer than `patience_s`.
-        UserError: the file system can lock nothing.
+        UserError: the lock is `busy` for longer than `patience_s`, or the file system can lock nothing.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(file)
@@ -44,7 +39,7 @@ def locked(
             say(_holder(file))
         bound = min(patience_s, _LOST_S) if isinstance(lock, SoftFileLock) else patience_s
         if _acquire(lock, bound):
-            raise LockedError(
+            raise UserError(
                 f"{busy}: {_holder(file)}", where=str(file),
                 fix="wait for it; if that process is gone, remove the file",
             )  # fmt: skip

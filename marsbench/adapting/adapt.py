@@ -22,6 +22,7 @@ from marsbench.distilling.distill import Distiller, read_prompts
 from marsbench.distilling.self_asked import self_asked
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
+from marsbench.findings.in_words import with_interval
 from marsbench.forward.fastest import reads_bf16
 from marsbench.json_lines import read_json
 from marsbench.line import Line, TrainedStage
@@ -92,14 +93,15 @@ def page_of(
     kind = str(dtype).removeprefix("torch.")
     on_it = f"--checkpoint {adapter} --dtype {kind}"
     fastest = (
-        f"{name[0].upper()}{name[1:]} is the fastest that gives the model's own tokens: {_printed(best.speed_up)} "
-        f"times as fast as `ar` at batch size 1 in {kind}, with {best.tokens_per_forward:.2f} tokens per forward pass."
+        f"{name[0].upper()}{name[1:]} is the fastest that gives the model's own tokens: "
+        f"{with_interval(best.speed_up, 2)} times as fast as `ar` at batch size 1 in {kind}, with "
+        f"{best.tokens_per_forward:.2f} tokens per forward pass."
         if name != "ar"
         else f"Nothing was faster than `ar` at batch size 1 in {kind}: train longer (--hours), or on more prompts."
     )
     lines = [
         [
-            line.contender.name, _printed(line.speed_up), f"{line.tokens_per_forward:.2f}",
+            line.contender.name, with_interval(line.speed_up, 2), f"{line.tokens_per_forward:.2f}",
             f"{line.same} of {plan.held_out}",
         ]
         for line in results
@@ -138,10 +140,6 @@ def _agreement(results: Sequence[Result], plan: Plan) -> str:
         else f"**Of {asked} answers, {len(gaps)} part from `ar`'s where that was no near tie** ({max(gaps):.2f} logits "
         "apart at most): please report this with the folder's plan.json."
     )
-
-
-def _printed(ratio: Estimate) -> str:
-    return f"{ratio.value:.2f} [{ratio.interval.low:.2f}, {ratio.interval.high:.2f}]"
 
 
 STAGE = "base_gated_network"

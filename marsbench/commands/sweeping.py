@@ -148,7 +148,7 @@ def _line(row: Row) -> tuple[str, ...]:
 
 def _compared(cell: Agreement) -> tuple[str, ...]:
     """A cell of two sweeps, with its speed-up in both."""
-    shown = (
-        f"{side.value:.2f} [{side.interval.low:.2f}, {side.interval.high:.2f}]" for side in (cell.first, cell.second)
-    )
-    return cell.contender, str(cell.batch_size), *shown, "yes" if cell.agrees else "no"
+    from marsbench.findings.in_words import with_interval
+
+    both = (with_interval(speed_up, 2) for speed_up in (cell.first, cell.second))
+    return cell.contender, str(cell.batch_size), *both, "yes" if cell.agrees else "no"

@@ -18,7 +18,7 @@ from marsbench.decoding.windows import last, linear_window
 from marsbench.forward.limits import vocabulary_of
 from marsbench.forward.window import Answer, Window
 from marsbench.progress import Counted
-from marsbench.racing.position_law import ACCEPTANCE, WIDEST, PositionLaw, law_of, windows_by_rows
+from marsbench.racing.position_law import ACCEPTANCE, WIDEST, law_of, windows_by_rows
 from marsbench.racing.race import synchronize
 
 _CONTEXT = 64  # tokens of every prompt
@@ -83,23 +83,19 @@ def step_times(model: Any, positions: int, progress: Counted) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def measured_law(model: Any, rows: int) -> PositionLaw:
-    """What a step costs by its positions, from a few shapes of up to `rows` rows; takes seconds."""
+def windows_that_pay(model: Any, rows: int, acceptance: Sequence[float] = ()) -> tuple[int, ...]:
+    """The window of drafts in a line that pays for 1 row, 2, ... `rows` on this machine; 1 is `ar`.
+
+    The one table for `serve --adapt`, `decode --method auto` and `adapt`. What steps of a few shapes cost is timed,
+    which takes seconds. `acceptance` says how often drafts are right, by place; without it, a usual rate stands for
+    all.
+    """
     counts = sorted({min(2**power, rows) for power in range(rows.bit_length() + 1)})
     shapes = [StepShape(count, window) for count in counts for window in _FEW_WINDOWS]
     # In turn, so that a disturbance does not fall on one shape alone.
     laps = [[_step(model, shape) for shape in shapes] for _ in range(_FEW_REPEATS)]
-    rows_of_each, windows = zip(*shapes, strict=True)
-    return law_of(rows_of_each, windows, list(zip(*laps, strict=True)))
-
-
-def windows_that_pay(model: Any, rows: int, acceptance: Sequence[float] = ()) -> tuple[int, ...]:
-    """The window of drafts in a line that pays for 1 row, 2, ... `rows` on this machine; 1 is `ar`.
-
-    The one table for `serve --adapt`, `decode --method auto` and `adapt`. `acceptance` says how often drafts are right,
-    by place; without it, a usual rate stands for all.
-    """
-    return windows_by_rows(measured_law(model, rows), rows, WIDEST, acceptance or (ACCEPTANCE,))
+    law = law_of(*zip(*shapes, strict=True), list(zip(*laps, strict=True)))
+    return windows_by_rows(law, rows, WIDEST, acceptance or (ACCEPTANCE,))
 
 
 def _step(model: Any, shape: StepShape) -> float:

@@ -14,7 +14,7 @@ from marsbench.keys import content_hash
 from marsbench.locks import locked
 from marsbench.neighbours import others_cores, warning
 from marsbench.provenance import node, provenance
-from marsbench.racing.course import Cell, Course, Load, size_of
+from marsbench.racing.course import Cell, Course, size_of
 from marsbench.racing.grid import BASELINES, Grid
 from marsbench.racing.race import Outcome, RoundLog
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
@@ -25,8 +25,8 @@ from marsbench.running.run import Run, kept
 class Sweep:
     """A grid's cells: those that are missing are raced, batch size by batch size."""
 
-    def __init__(self, run: Run, grid: Grid, load: Load | None = None) -> None:
-        self._run, self._course = run, Course(run, grid, load)
+    def __init__(self, run: Run, grid: Grid) -> None:
+        self._run, self._course = run, Course(run, grid)
 
     def rows(self) -> list[Row]:
         """All rows, in the grid's order: trainings, what a forward costs, then the cells."""

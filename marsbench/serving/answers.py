@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
 from itertools import chain, zip_longest
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from marsbench.decoding.acceptance_report import Acceptance
 from marsbench.decoding.generation import seed_of
@@ -51,14 +51,6 @@ class Choice(Stream):
         """OpenAI's word for what ended it."""
         is_cut = isinstance(self.ending, Ending) and self.ending.finish == "length" and not self.writer.stopped
         return "length" if is_cut else "stop"
-
-
-class News(NamedTuple):
-    """What has come for a choice: pieces, or its end, or (neither) a sign that the server is alive."""
-
-    choice: Choice
-    pieces: list[Piece]
-    ended: bool
 
 
 class Answers:
@@ -177,8 +169,11 @@ class Completion:
         }  # fmt: skip
         self._choices: list[Choice] = []
 
-    async def _news(self) -> AsyncGenerator[News, None]:
-        """What comes for each choice, the last of it with its ending; it counts as waiting before it is read."""
+    async def _news(self) -> AsyncGenerator[tuple[Choice, list[Piece], bool], None]:
+        """What comes for each choice: pieces, and whether it has ended; neither is a sign that the server is alive.
+
+        It counts as waiting before it is read.
+        """
         body, engine, news = self._body, self._answers.engine, asyncio.Event()
         with ExitStack() as stack:
             with engine.let_in((body.n or 1) * (1 if isinstance(body, ChatRequest) else len(body.prompts))):
@@ -198,7 +193,7 @@ class Completion:
                     if ended:
                         left.remove(choice)
                     if pieces or ended or is_quiet:
-                        yield News(choice, pieces, ended)
+                        yield choice, pieces, ended
                     if isinstance(ending, ApiError):
                         raise ending
                     if choice.writer.stopped:
