@@ -47,7 +47,7 @@ def sweep_row(contender: str, method: str, batch_size: int, seconds: Sequence[fl
     }  # fmt: skip
     return SweepRow(
         f"{contender}/{batch_size}", "done", "", "mini", contender=contender, stage="mars", draft="", method=method,
-        batch_size=batch_size, benchmarks=["mini_gsm8k"], prompts=4, prompts_hash="", max_new_tokens=96,
+        batch_size=batch_size, benchmarks=["mini_gsm8k"], prompts=4, max_new_tokens=96,
         seconds=list(seconds), **(fields | more),
     )  # fmt: skip
 

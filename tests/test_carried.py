@@ -90,7 +90,7 @@ def test_a_grid_says_it_and_rows_tell(tmp_path: Path) -> None:
     rows = [
         SweepRow(
             key, "done", "", "7b", contender=one.name, stage="mars", draft="", method=one.method, options=one.shown,
-            batch_size=1, benchmarks=[], prompts=0, prompts_hash="", max_new_tokens=9,
+            batch_size=1, benchmarks=[], prompts=0, max_new_tokens=9,
         )
         for key, one in (("a", plain), ("b", contender))
     ]  # fmt: skip

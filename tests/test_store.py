@@ -10,9 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from marsbench.decoding.generation import Generation
 from marsbench.errors import UserError
-from marsbench.evaluation.harness import AnswerLog, LoggedAnswer, past_stop
+from marsbench.evaluation.harness import AnswerLog, LoggedAnswer
 from marsbench.json_lines import parse_json
 from marsbench.rows.kinds import SCHEMA, AnyRow, EvaluationRow, StepCostRow, TrainingRow, to_json
 from marsbench.rows.store import RowStore, existing_policy, read_rows, rows_text
@@ -121,16 +120,3 @@ def test_answers_of_an_interrupted_run_are_taken_up(tmp_path: Path) -> None:
     assert resumed.answers == log.answers
     resumed.add(LoggedAnswer(2, "two", 1, 1, True))
     assert list(AnswerLog(file).answers) == [0, 1, 2]
-
-
-def test_tokens_past_a_stop_string_are_counted() -> None:
-    """Guards against a stop string that goes unnoticed across tokens, and against counting the token that ends it."""
-
-    def count(text: str, eos: bool) -> int:
-        tokens = [ord(letter) for letter in text]
-        generation = Generation(tokens, [1] * (len(tokens) + eos), 1, "eos" if eos else "length", 0 if eos else None)
-        return past_stop(generation, lambda some: "".join(map(chr, some)), ["Q:", "</s>"])
-
-    assert [count("It is 4.", eos) for eos in (False, True)] == [0, 0]
-    assert [count("It is 4.Q:", eos) for eos in (False, True)] == [0, 1]
-    assert count("It is 4.Q: and 5? Q:", eos=False) == len(" and 5? Q:")

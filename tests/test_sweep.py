@@ -32,7 +32,7 @@ from marsbench.presets import preset, scales
 from marsbench.racing.grid import Grid, read_grid, shipped_grid
 from marsbench.racing.position_law import PositionLaw, Work, fastest, predicted_seconds
 from marsbench.racing.race import Race, RoundLog
-from marsbench.rows.kinds import StepTimeRow, SweepRow
+from marsbench.rows.kinds import SweepRow
 from marsbench.rows.store import read_rows, rows_text
 from marsbench.rows.workspace import Workspace
 from marsbench.statistics.intervals import Interval
@@ -558,10 +558,3 @@ def test_commands_around_the_sweep(name: str, swept: Path, wide_terminal: None) 
     done = CliRunner().invoke(app, COMMANDS[name](swept))
     assert done.exit_code == 0, done.output
     assert SAYS[name] in done.output
-
-
-def test_weights_are_held_against_reading() -> None:
-    """Guards against a roofline of copying, which also writes: steps would look nearer to it than they are."""
-    made: dict[str, Any] = {"key": "", "status": "done", "reason": "", "scale": "", "stage": "", "context": 1}
-    row = StepTimeRow(**made, rows=[1], window=[1], seconds=[[1.0]])
-    assert replace(row, read_per_second=[5.0, 7.0, 6.0]).read == 6.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,7 +83,6 @@ class LoggedAnswer:
     forwards: int = 0
     finished: bool = True  # ended with EOS
     target: str = ""  # what the task expects
-    past_stop: int = 0  # tokens behind the task's first stop string
     prompt_cut: int = 0  # tokens of the prompt that were left out, for want of room in the context
     digest: str = ""  # of its tokens, see `digest_of`; empty in logs of before there were any
 
@@ -186,7 +184,7 @@ def answer(exam: Exam, log: AnswerLog, answering: Answering, max_new_tokens: int
             log.add(
                 LoggedAnswer(
                     number, answering.text(done.tokens), done.emitted, done.forwards, done.finish == "eos", target,
-                    past_stop(done, answering.text, stops_of(request)), cut, digest_of(done.tokens),
+                    cut, digest_of(done.tokens),
                 )
             )  # fmt: skip
             progress(min(len(log.answers), asked), asked)
@@ -237,17 +235,6 @@ def cut_in_words(benchmark: str, cuts: Sequence[int], room: int) -> str:
         f"{benchmark}: {lost:,} of {len(cuts):,} prompts {are} longer than the {room:,} tokens that the context leaves "
         f"for {them} (the longest has {room + max(cuts):,}); {end} cut"
     )
-
-
-def past_stop(generation: Generation, decoded: Callable[[list[int]], str], stops: Sequence[str]) -> int:
-    """How many tokens, an EOS among them, come after the one that completes the first of the stop strings."""
-
-    def stopped(count: int) -> bool:
-        text = decoded(generation.tokens[:count])
-        return cut_text(text, stops) != text
-
-    count = len(generation.tokens)
-    return generation.emitted - bisect_left(range(count), True, key=stopped) if stopped(count) else 0
 
 
 def evaluate(

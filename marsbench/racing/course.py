@@ -114,13 +114,6 @@ class Course:
         except UserError:
             return {}
 
-    def weight_bytes(self, line: Line) -> tuple[int, int]:
-        """What the target model takes, and what it takes together with its heads and its draft model."""
-        loaded, draft = self.target(line), self.draft(line)
-        target = size_of(loaded.model)
-        heads = size_of(loaded.heads) if loaded.heads is not None and line.method == "medusa" else 0
-        return target, target + heads + (size_of(draft.model) if draft else 0)
-
     # ---- what the contenders share ----
 
     @property
@@ -211,8 +204,3 @@ class Course:
 def _steps_of(line: Line) -> str:
     """What decides a line's steps: everything but its name and its threshold."""
     return content_hash({**line.keyed, "name": "", "threshold": None})
-
-
-def size_of(module: Any) -> int:
-    """Bytes of a module's parameters, shared ones counted once."""
-    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())

@@ -47,7 +47,6 @@ class Watched:
     first_token: list[float] = field(default_factory=list)  # seconds from the start of its batch to a prompt's first
     last_token: list[float] = field(default_factory=list)  # and to its last one
     meter: Meter = field(default_factory=Meter)
-    peak_bytes: int | None = None  # the most that tensors held on the device, the model's included; None on a CPU
 
     @classmethod
     def of(cls, generations: list[Generation], watch: Stopwatch, started: float) -> Watched:
@@ -58,7 +57,6 @@ class Watched:
             first_token=[round(after[made.settled_by[0] - 1], 6) for made in generations],
             last_token=[round(after[made.settled_by[-1] - 1], 6) for made in generations],
             meter=watch,
-            peak_bytes=torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
         )
 
 
@@ -200,8 +198,6 @@ class Race:
     def _turn(self, name: str, lap: int, batch: int, log: RoundLog) -> Turn:
         watch = Stopwatch() if lap == WATCHED else None
         try:
-            if watch is not None and torch.cuda.is_available():
-                torch.cuda.reset_peak_memory_stats()
             synchronize()
             started = time.perf_counter()
             generations = self._decode(self.contenders[name], self.batches[batch], watch)
@@ -240,7 +236,6 @@ class Race:
             first_token=[seconds for turn in watched for seconds in turn.first_token],
             last_token=[seconds for turn in watched for seconds in turn.last_token],
             meter=meter,
-            peak_bytes=max((turn.peak_bytes for turn in watched if turn.peak_bytes is not None), default=None),
         )
 
 

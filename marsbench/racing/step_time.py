@@ -1,4 +1,4 @@
-"""What one step of the loop costs by the shape of its window, and how fast the machine reads memory."""
+"""What one step of the loop costs by the shape of its window, and how fast a device reads memory."""
 
 from __future__ import annotations
 
@@ -68,18 +68,15 @@ def step_times(model: Any, positions: int, progress: Counted) -> dict[str, Any]:
         StepShape(rows, width) for rows in _ROWS for width in _WINDOWS if rows * width <= positions and width < room
     ]
     seconds: list[list[float]] = [[] for _ in shapes]
-    read: list[float] = []
     for repeat in range(_REPEATS + 1):  # the first warms up
         for number, shape in enumerate(shapes):
             found = _step(model, shape)
             if repeat:
                 seconds[number].append(found)
             progress(repeat * len(shapes) + number, (_REPEATS + 1) * len(shapes))
-        if repeat:
-            read.append(read_per_second(model.device))
     return {
         "context": _CONTEXT, "rows": [shape.rows for shape in shapes], "window": [shape.window for shape in shapes],
-        "seconds": seconds, "read_per_second": read,
+        "seconds": seconds,
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from marsbench.keys import content_hash
 from marsbench.locks import locked
 from marsbench.neighbours import others_cores, warning
 from marsbench.provenance import node, provenance
-from marsbench.racing.course import Cell, Course, size_of
+from marsbench.racing.course import Cell, Course
 from marsbench.racing.grid import BASELINES, Grid
 from marsbench.racing.race import Outcome, RoundLog
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
@@ -89,7 +89,6 @@ def _step_times(course: Course) -> StepTimeRow:
         return {
             **course.step_times(),
             "stage": course.plain.stage,
-            "weight_bytes": size_of(loaded.model),
             "checkpoint": loaded.weights,
             "dtype": course.grid.dtype,
             "grid": course.grid.page,
@@ -114,7 +113,6 @@ def _sweep_row(
         "contender": contender.name, "stage": contender.stage, "draft": contender.options.get("draft", ""),
         "method": contender.method, "options": contender.shown, "compiled": contender.compiled,
         "batch_size": cell.batch_size, "benchmarks": course.questions.benchmarks, "prompts": len(course.prompts.ids),
-        "prompts_hash": content_hash(course.prompts.ids),
         "prompt_cut": course.prompts.cuts if any(course.prompts.cuts) else [],
         "max_new_tokens": course.max_new_tokens, "dtype": course.grid.dtype, "grid": course.grid.page,
         "provenance": {**provenance(seed=course.run.seed), **origin, **packing_in_words(), **seen},
@@ -126,7 +124,6 @@ def _sweep_row(
 def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     generations, responses = found.generations, course.responses(found)
     correct = course.questions.score(responses)
-    target, together = course.weight_bytes(cell.line)
     done = {name: outcome for name, outcome in outcomes.items() if outcome.status == "done"}
     baselines = {
         name: {"seconds": [round(seconds, 6) for seconds in done[name].seconds], "emitted": done[name].emitted}
@@ -140,11 +137,9 @@ def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str,
         "emitted": [made.emitted for made in generations], "row_forwards": [made.forwards for made in generations],
         "finished": [int(made.finish == "eos") for made in generations],
         "first_token": found.first_token, "last_token": found.last_token, **vars(found.meter),
-        "target_bytes": target, "weight_bytes": together, "peak_bytes": found.peak_bytes,
         "same_as": {name: sum(mine.tokens == other.tokens for mine, other in both) for name, both in pairs.items()},
         "samples": _log_samples(course, cell.key, generations, responses, correct),
-        "race": content_hash(sorted(outcomes)), "checkpoint": course.target(cell.line).weights,
-        **course.compiling(cell.line),
+        "checkpoint": course.target(cell.line).weights, **course.compiling(cell.line),
     }  # fmt: skip
 
 

@@ -69,7 +69,6 @@ class EvaluationRow(_OfLine):
     emitted: list[int] = field(default_factory=list)  # tokens up to EOS, an emitted EOS counted once
     forwards: list[int] = field(default_factory=list)  # forward passes of the model, the prompt's included
     finished: list[int] = field(default_factory=list)  # 1 = ended with EOS, 0 = cut at the token limit
-    past_stop: list[int] = field(default_factory=list)  # tokens behind the task's first stop string, cut off unread
     seconds: float = 0.0  # generation and scoring together; a rough cost, not a benchmark
     max_new_tokens: int = 0
     prompt_cut: list[int] = field(default_factory=list)  # tokens of the prompt that the context had no room for
@@ -135,7 +134,6 @@ class SweepRow(Row):
     batch_size: int
     benchmarks: list[str]
     prompts: int
-    prompts_hash: str
     max_new_tokens: int
     seconds: list[float] = field(default_factory=list)  # of each timed lap over all prompts
     baselines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # name -> `seconds`, same laps; `emitted`
@@ -150,12 +148,8 @@ class SweepRow(Row):
     prompt_forwards: int = 0  # passes over prompts, a batch counted once
     prompt_positions: int = 0  # tokens of the prompts, as they were forwarded
     cache_bytes: int = 0  # the most that KV caches held, a draft model's included
-    weight_bytes: int = 0  # of the model, its heads and its draft model
-    target_bytes: int = 0  # of the model alone, which every forward reads
-    peak_bytes: int | None = None  # the most that the device held; None on a CPU
     same_as: Mapping[str, int] = field(default_factory=dict)  # baseline -> prompts with its very tokens
     samples: str = ""  # SHA-256 of the log of what was generated
-    race: str = ""  # what was raced together
     dtype: str = ""
     prompt_cut: list[int] = field(default_factory=list)  # per prompt, tokens that the context had no room for; or empty
     others_cores: list[float] = field(default_factory=list)  # of each timed lap: what others used; empty = unknown
@@ -214,7 +208,7 @@ class SweepRow(Row):
 
 @dataclass(frozen=True)
 class StepTimeRow(Row):
-    """What a forward pass costs on this machine by its shape, and how fast the machine reads memory."""
+    """What a forward pass costs on this machine by its shape."""
 
     kind: ClassVar[str] = "step_time"
     stage: str
@@ -222,16 +216,9 @@ class StepTimeRow(Row):
     rows: list[int]  # per shape: sequences in the batch
     window: list[int]  # per shape: entries of each sequence
     seconds: list[list[float]]  # per shape and repeat: one step of the loop
-    weight_bytes: int = 0
     others_cores: list[float] = field(default_factory=list)  # of each repeat: what others used; empty = unknown
     dtype: str = "float32"  # of weights and caches
-    read_per_second: list[float] = field(default_factory=list)  # per repeat: bytes read, at best
     grid: str = "speedup"  # the page whose grid it was timed for
-
-    @property
-    def read(self) -> float:
-        """Bytes per second that reading moves: what reading the weights is held against."""
-        return median(self.read_per_second)
 
 
 @dataclass(frozen=True)
@@ -293,7 +280,6 @@ class ServingRow(Row):
     whole: list[float] = field(default_factory=list)  # until the last token
     lag: list[float] = field(default_factory=list)  # by how much the load generator sent requests late
     answers: list[str] = field(default_factory=list)  # by question: hash of the texts that it was answered by
-    timeline: Mapping[str, list[float]] = field(default_factory=dict)  # of a step: at, running, waiting, tau, window
     others_cores: list[float] = field(default_factory=list)  # what neither server nor clients used; empty = unknown
     threads: int = 0  # of the engine, with HTTP as without; 0 = not said
 

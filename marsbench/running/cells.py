@@ -134,7 +134,6 @@ class Cells:
             emitted=[one.emitted for one in scored.answers],
             forwards=[one.forwards for one in scored.answers],
             finished=[int(one.finished) for one in scored.answers],
-            past_stop=[one.past_stop for one in scored.answers],
             seconds=round(time.perf_counter() - started, 3), max_new_tokens=limit, checkpoint=loaded.weights,
             provenance={**origin, **loaded.origin, **packing_in_words()},
             prompt_cut=cuts, dtype=loaded.dtype, digests=scored.digests,
