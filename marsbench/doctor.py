@@ -22,9 +22,9 @@ from rich.table import Table
 
 from marsbench.errors import UserError
 from marsbench.files import nearest_existing
-from marsbench.neighbours import others_cores, warning
 from marsbench.paths import tasks_dir
 from marsbench.presets import DEFAULT_SCALE, preset
+from marsbench.provenance import others_cores, warning
 
 GIB = 2**30
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}

@@ -1,4 +1,4 @@
-"""Where a number comes from: commit, versions, hardware. Everything that a row says about its origin is read here."""
+"""Where a number comes from: commit, versions, hardware, and what else ran there: what a row says about its origin."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 NODE = "MARSBENCH_NODE"  # the environment variable that names this machine in a cluster
 _PATIENCE_S = 20.0  # with the driver
+BUSY_CORES = 0.1  # what others may use before it is worth a word
 PACKAGES = (
     "marsbench", "torch", "transformers", "accelerate", "lm_eval", "evalplus", "scipy", "numpy", "llama_cpp_python",
 )  # fmt: skip
@@ -145,3 +146,20 @@ def products(dtype: str) -> dict[str, str]:
     """What keys hold of how numbers of a type are multiplied: nothing, unless fp32 is rounded on the way."""
     how = float32_products()
     return {} if how == "highest" or dtype != "float32" else {"float32_products": how}
+
+
+def others_cores(seconds: float = 0.5) -> float | None:
+    """How many cores are busy while this process rests for so many seconds; None where the system does not tell."""
+    try:
+        import psutil
+
+        return round(float(psutil.cpu_percent(seconds)) * float(psutil.cpu_count()) / 100, 2)
+    except Exception:  # psutil is missing, or raises its own on a system that hides such numbers
+        return None
+
+
+def warning(used: float | None) -> str:
+    """One line for what is timed while others use so many cores; empty where that is next to nothing, or not known."""
+    if used is None or used <= BUSY_CORES:
+        return ""
+    return f"this machine is not idle: other processes use {used:.2f} cores; times will be the scheduler's, too"

@@ -16,7 +16,7 @@ from marsbench.paths import PACKAGE
 # of all lower floors, and neither its neighbours nor anything above. `__init__` is what `import marsbench` gives.
 FLOORS = (
     ("errors", "reference"),
-    ("files", "hub", "json_lines", "keys", "locks", "neighbours", "paths", "progress", "provenance"),
+    ("files", "hub", "json_lines", "keys", "locks", "paths", "progress", "provenance"),
     ("presets", "paper", "world", "statistics", "executors", "fetching"),
     ("forward",),
     ("training",),

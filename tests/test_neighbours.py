@@ -12,8 +12,7 @@ import psutil
 import pytest
 from stored import page_rows
 
-from marsbench.neighbours import others_cores, warning
-from marsbench.provenance import provenance
+from marsbench.provenance import others_cores, provenance, warning
 from marsbench.rendering.page import busy_remark
 from marsbench.rows.kinds import SweepRow
 

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from marsbench.serving import engine_client
-from marsbench.serving.channel import Channel
-from marsbench.serving.engine_client import EngineClient, Stream
+from marsbench.serving.engine_client import Channel, EngineClient, Stream
 from marsbench.serving.messages import Ending, Job, Ready, Report, State
 from marsbench.serving.settings import Settings
 from marsbench.serving.wire import ApiError

@@ -190,7 +190,7 @@ def training_speed(
     """
     run = start.run()
     from marsbench.line import TrainedStage
-    from marsbench.neighbours import others_cores, warning
+    from marsbench.provenance import others_cores, warning
     from marsbench.running.checkpoints import Checkpoints
     from marsbench.running.training_cost import STAGES
     from marsbench.running.training_cost import training_speed as measured

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
 from marsbench.forward.adapter import Adapted, masks_of, parted
-from marsbench.forward.attention import without_cudnn_attention
 from marsbench.forward.between import NativePass, Norm, Pass, Shape, is_for, spread
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.draft_head import DraftHead, HeadInUse, packed
 from marsbench.forward.joined import JoinedPass, join_sites
 from marsbench.forward.linear import Site, pack_sites
+from marsbench.forward.masks import without_cudnn_attention
 from marsbench.forward.modules import ModuleDecoder, check_by_forward
 from marsbench.forward.native import product, unit_norm
 from marsbench.forward.plain import is_leaf, is_plain, is_plainly_its_class

@@ -1,4 +1,4 @@
-"""Who sees whom, as what attention adds to its scores: 0, or a very low number where a slot is hidden."""
+"""Attention: who sees whom, as what it adds to its scores, and which of torch's kernels are left out."""
 
 from __future__ import annotations
 
@@ -48,3 +48,13 @@ def sliding_mask(full: Tensor, window: Window, relative: Tensor, reach: int) -> 
     position = torch.where(relative < 0, slots, of_entry)  # [N, S]
     far = position.unsqueeze(1) <= window.position.unsqueeze(2) - reach
     return full.masked_fill(far.unsqueeze(1), lowest_of(full.dtype))
+
+
+def without_cudnn_attention() -> None:
+    """Keep torch from cuDNN's attention, which it prefers on H100 and H200; other kernels take its place.
+
+    Its backward pass gives NaN with a mask for some lengths, where all scores of a query are low, as they are in
+    Qwen2.5 (pytorch/pytorch#196678). Its forward pass is planned anew for every number of keys, tens of milliseconds
+    each time, and decoding meets a new number at every step.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)

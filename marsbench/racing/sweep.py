@@ -12,8 +12,7 @@ from marsbench.files import write_atomically
 from marsbench.forward.linear import packing_in_words
 from marsbench.keys import content_hash
 from marsbench.locks import locked
-from marsbench.neighbours import others_cores, warning
-from marsbench.provenance import node, provenance
+from marsbench.provenance import node, others_cores, provenance, warning
 from marsbench.racing.course import Cell, Course
 from marsbench.racing.grid import BASELINES, Grid
 from marsbench.racing.race import Outcome, RoundLog

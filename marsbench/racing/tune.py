@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marsbench.line import Line
-from marsbench.neighbours import others_cores, warning
+from marsbench.provenance import others_cores, warning
 from marsbench.racing.course import Course
 from marsbench.racing.grid import Grid
 from marsbench.racing.position_law import PositionLaw, Work, law_of, predicted_speed

@@ -7,7 +7,7 @@ from statistics import median
 
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import races_in_words
-from marsbench.neighbours import BUSY_CORES
+from marsbench.provenance import BUSY_CORES
 from marsbench.rendering.markdown import filled, folded
 from marsbench.rendering.sections import about, command, facts_section, racing, seeds_in_words, title
 from marsbench.rendering.sessions import session_of

@@ -34,7 +34,7 @@ from transformers import (
 )
 
 from marsbench.errors import UserError
-from marsbench.forward.attention import without_cudnn_attention
+from marsbench.forward.masks import without_cudnn_attention
 from marsbench.json_lines import read_json
 from marsbench.progress import Say
 from marsbench.provenance import provenance

@@ -24,8 +24,7 @@ from marsbench.errors import UserError
 from marsbench.keys import versions
 from marsbench.line import TrainedStage
 from marsbench.methods.fitting import default_ids, fit
-from marsbench.neighbours import others_cores, warning
-from marsbench.provenance import provenance
+from marsbench.provenance import others_cores, provenance, warning
 from marsbench.racing.questions import ask
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.running.checkpoints import Checkpoints
