@@ -324,23 +324,19 @@ def build_method(name: str, options: Options) -> Method | OutsideMethod:
     check_options(options)
     info = METHODS[name]
     wants_mask = info.needs_masks or ("draft" in info.needs and options.draft_method == "mars")
-    if wants_mask and options.mask_id is None:
-        raise UserError(
-            f"method {name!r} needs a mask token and this checkpoint's tokenizer has none",
-            fix="use a MARS checkpoint or another method; where a token's id can be given (marsbench decode --mask-id, "
-            "in Python mask_id=), give that of a mask",
-        )
-    if "draft" in info.needs and options.draft is None:
-        raise UserError(
-            f"method {name!r} needs a draft model",
-            fix="give one (--draft DIR, or draft=MODEL in Python): a smaller checkpoint with the same vocabulary, "
-            "such as marsbench train draft_ar_sft makes",
-        )
-    if "heads" in info.needs and options.heads is None:
-        raise UserError(
-            f"method {name!r} needs Medusa heads and this checkpoint has none",
-            fix="use a checkpoint of stage medusa (marsbench train medusa)",
-        )
+    needed = [
+        (wants_mask, options.mask_id, "a mask token and this checkpoint's tokenizer has none",
+         "use a MARS checkpoint or another method; where a token's id can be given (marsbench decode --mask-id, in "
+         "Python mask_id=), give that of a mask"),
+        ("draft" in info.needs, options.draft, "a draft model",
+         "give one (--draft DIR, or draft=MODEL in Python): a smaller checkpoint with the same vocabulary, such as "
+         "marsbench train draft_ar_sft makes"),
+        ("heads" in info.needs, options.heads, "Medusa heads and this checkpoint has none",
+         "use a checkpoint of stage medusa (marsbench train medusa)"),
+    ]  # fmt: skip
+    for is_needed, given, what, fix in needed:
+        if is_needed and given is None:
+            raise UserError(f"method {name!r} needs {what}", fix=fix)
     if not wants_mask:
         options = replace(options, mask_id=-1)
     chosen = method_class(name)
