@@ -323,8 +323,11 @@ def test_a_trained_adapter_leaves_every_answer_as_it_was(
     assert json.loads((folder / CONFIG).read_text())["base_model_name_or_path"].endswith(f"ar_sft-{of_base.key}")
     adapter = adapted.model.adapter
     every = [one.numel() for file in folder.glob("*.safetensors") for one in load_file(file).values()]
-    assert record.parameters == sum(every) == adapter.bytes() // 4
-    assert adapter.like(torch.zeros(1, dtype=torch.bfloat16)).bytes() == 2 * sum(every)
+    halves = adapter.like(torch.zeros(1, dtype=torch.bfloat16))
+    for held, each in ((adapter, 4), (halves, 2)):
+        parts = [tensor for part in (*held.maps.values(), held.head or ()) for tensor in part]
+        assert held.vector.nbytes + sum(tensor.nbytes for tensor in parts) == each * sum(every)
+    assert record.parameters == sum(every)
     assert type(adapter.head) is {"": type(None), "_markov": Markov, "_network": Network}[kind]
     if adapter.head is not None:
         kept = load_file(folder / "draft_head.safetensors")

@@ -45,10 +45,6 @@ class Adapter:
     maps: Mapping[str, LowRank]  # by the name of the linear layer in the model's decoder: "layers.0.mlp.up_proj"
     head: DraftHead | None = None  # what tells masks of the guesses before them
 
-    def bytes(self) -> int:
-        parts = [*self.maps.values(), *([self.head] if self.head else [])]
-        return self.vector.nbytes + sum(tensor.nbytes for part in parts for tensor in part)
-
     def like(self, values: Tensor) -> Adapter:
         """The same on the device of some values, in their type."""
         maps = {name: LowRank(down.to(values), up.to(values)) for name, (down, up) in self.maps.items()}
