@@ -7,7 +7,7 @@ anything else is a bug and keeps its traceback.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral
 from typing import Any
@@ -33,6 +33,12 @@ class NothingMeasured(UserError):
     """A run that could not measure anything: it leaves no rows and no page behind."""
 
     exit_code = 3
+
+
+def check_known(kind: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is none of those known, which the error lists."""
+    if name not in (names := list(known)):
+        raise unknown_name(kind, name, names)
 
 
 def unknown_name(kind: str, name: str, known: list[str]) -> UserError:

@@ -10,7 +10,7 @@ import typer
 
 from marsbench.commands import decoder, shared
 from marsbench.commands.decoder import BatchSize, decodes
-from marsbench.errors import UserError, unknown_name
+from marsbench.errors import UserError, check_known, unknown_name
 from marsbench.methods import METHODS, Decoding
 from marsbench.presets import HeadKind
 
@@ -28,8 +28,7 @@ def export(
     """
     from marsbench.training import for_engines
 
-    if to not in get_args(for_engines.Engine):
-        raise unknown_name("engine", to, list(get_args(for_engines.Engine)))
+    check_known("engine", to, get_args(for_engines.Engine))
     typer.echo(f"wrote {out}\n{for_engines.export(checkpoint, cast(for_engines.Engine, to), out)}")
 
 
@@ -170,8 +169,7 @@ def adapt(
 
     asked, names = read_prompts(prompts, column) if prompts else None, scales_with_chat_data()
     chosen = scale or min(names, key=lambda name: preset(name).memory_gib)
-    if chosen not in names:
-        raise unknown_name("scale with a pretrained base", chosen, names)
+    check_known("scale with a pretrained base", chosen, names)
     from marsbench.adapting.adapt import Adapting
 
     typer.echo(Adapting(base, asked, prompts or out / "prompts.jsonl", out, preset(chosen)).run(hours))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from marsbench import hub
-from marsbench.errors import unknown_name
+from marsbench.errors import check_known
 
 CACHE_VARIABLE = "MARSBENCH_CACHE"
 RECORD = "fetched.json"  # written last into a finished folder
@@ -77,7 +77,6 @@ def is_there(name: str) -> bool:
 
 def described(name: str) -> tuple[Model, str]:
     """A model and its source, by its longer name; `UserError` for one that is not known."""
-    if name not in _LONGER:
-        raise unknown_name("model", name, [*MODELS, *_LONGER])
+    check_known("model", name, [*MODELS, *_LONGER])
     short, source = _LONGER[name]
     return MODELS[short], source

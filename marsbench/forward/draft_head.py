@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from marsbench.errors import unknown_name
+from marsbench.errors import check_known
 from marsbench.forward.native import can_pack, pack
 
 _RANK = 64  # of the table
@@ -82,8 +82,7 @@ KINDS: dict[str, type[Markov] | type[Network]] = {"markov": Markov, "network": N
 
 def kind_of_head(name: str) -> type[Markov] | type[Network]:
     """The class of a head; `UserError` for a kind that there is not."""
-    if name not in KINDS:
-        raise unknown_name("kind of draft head", name, list(KINDS))
+    check_known("kind of draft head", name, KINDS)
     return KINDS[name]
 
 

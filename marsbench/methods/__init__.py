@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from marsbench.decoding.acceptance import bar
 from marsbench.decoding.generation import PREFILL_POSITIONS, Dtype, Layout, Metric
-from marsbench.errors import UserError, unknown_name
+from marsbench.errors import UserError, check_known
 from marsbench.line import EARLIER, Line, renamed
 from marsbench.methods.options import option, options_of
 
@@ -242,8 +242,7 @@ class Decoding(Options):
 
     def check(self) -> Decoding:
         """Refuse a way to decode that could not work, before anything is loaded for it; else returns itself."""
-        if self.method not in METHODS:
-            raise unknown_name("method", self.method, list(METHODS))
+        check_known("method", self.method, METHODS)
         for name, known in HOW.items():
             if (value := getattr(self, name)) is not None:
                 known.check(name, value)
@@ -319,8 +318,7 @@ def build_method(name: str, options: Options) -> Method | OutsideMethod:
 
     A class is made of the options that its fields are called after; where one was not given, the class has a default.
     """
-    if name not in METHODS:
-        raise unknown_name("method", name, list(METHODS))
+    check_known("method", name, METHODS)
     check_options(options)
     info = METHODS[name]
     wants_mask = info.needs_masks or ("draft" in info.needs and options.draft_method == "mars")

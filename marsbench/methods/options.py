@@ -11,7 +11,7 @@ from numbers import Real
 from types import NoneType
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
-from marsbench.errors import UserError, integer, unknown_name
+from marsbench.errors import UserError, check_known, integer
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,7 @@ class Option:
     def check(self, name: str, value: Any) -> None:
         words = self.called or name.replace("_", " ")
         if self.choices:
-            if value not in self.choices:
-                raise unknown_name(words, value, list(self.choices))
+            check_known(words, value, self.choices)
         elif self.kind is bool:
             if not isinstance(value, bool):
                 raise UserError(f"{name}={value!r} is neither true nor false", fix="give one of the two")

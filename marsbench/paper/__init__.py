@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 
-from marsbench.errors import unknown_name
+from marsbench.errors import check_known
 from marsbench.json_lines import read_lines
 
 REFERENCE = Path(__file__).with_name("reference.jsonl")
@@ -50,8 +50,7 @@ def published(table: str, **filters: object) -> list[Published]:
         TypeError: if a filter is not a field of `Published`.
     """
     tables = sorted({row.table for row in _all_published()})
-    if table not in tables:
-        raise unknown_name("table of the paper", table, tables)
+    check_known("table of the paper", table, tables)
     if unknown := set(filters) - {field.name for field in fields(Published)}:
         raise TypeError(f"Published has no field {', '.join(sorted(unknown))}")
     rows = [row for row in _all_published() if row.table == table]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
-from marsbench.errors import UserError, unknown_name
+from marsbench.errors import UserError, check_known
 
 DEFAULT_SCALE = "mini"  # where nobody names one; its pages lie in reports/ itself
 DEFAULT_BLOCK_SIZE = 4  # B where nobody says otherwise, the paper's main setting
@@ -224,8 +224,7 @@ def option_for(scale: str) -> str:
 @cache
 def preset(scale: str) -> Preset:
     """The preset of a scale, or a `UserError` that names the scales there are."""
-    if scale not in scales():
-        raise unknown_name("scale", scale, scales())
+    check_known("scale", scale, scales())
     values = yaml.safe_load((_FILES / f"{scale}.yaml").read_text(encoding="utf-8"))
     in_world = values.get("world", {})
     for within, name, kind in (

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from marsbench.errors import unknown_name
+from marsbench.errors import check_known
 from marsbench.files import write_atomically
 from marsbench.json_lines import Log, parse_lines, read_text
 from marsbench.locks import locked
@@ -25,8 +25,7 @@ Existing = Literal["reuse", "rerun", "fail"]  # what to do about a result that i
 
 
 def existing_policy(name: str) -> Existing:
-    if name not in get_args(Existing):
-        raise unknown_name("policy for existing results", name, list(get_args(Existing)))
+    check_known("policy for existing results", name, get_args(Existing))
     return cast("Existing", name)
 
 

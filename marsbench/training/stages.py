@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from marsbench.errors import UserError, unknown_name
+from marsbench.errors import UserError, check_known
 from marsbench.keys import content_hash, versions
 from marsbench.presets import Budget, HeadKind, Preset, Pretrained
 
@@ -187,8 +187,7 @@ BLOCKWISE: tuple[Objective, ...] = ("mars", "block_diffusion", "gated")  # show 
 
 def stage(name: str) -> Stage:
     """A stage by name, or a `UserError` that names the stages there are."""
-    if name not in STAGES:
-        raise unknown_name("stage", name, list(STAGES))
+    check_known("stage", name, STAGES)
     return STAGES[name]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from marsbench.errors import unknown_name
+from marsbench.errors import check_known
 
 # What the models of a world learn from, and how often: problems that take longest to learn count for more. Each level
 # names its own, in this order: another benchmark must not change what an existing world says.
@@ -72,6 +72,5 @@ DIFFICULTIES = {level.name: level for level in (USUAL, HARD, EXAM)}
 
 
 def difficulty(name: str) -> Difficulty:
-    if name not in DIFFICULTIES:
-        raise unknown_name("difficulty", name, list(DIFFICULTIES))
+    check_known("difficulty", name, DIFFICULTIES)
     return DIFFICULTIES[name]
