@@ -36,11 +36,14 @@ def check_can_be_written(file: Path, option: str) -> None:
         elif not folder.is_dir():
             unfit = f"{folder} is no folder"
         else:
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{file.name}."):
-                return
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{file.name}.") as probe:
+                probe.write(b"\0" * 4096)
+                probe.flush()
+            return
     except OSError as error:
         unfit = error.strerror or str(error)
-    raise UserError(f"the output cannot be written: {unfit}", where=str(file), fix=f"choose another {option}")
+    fix = f"free space, mend its permissions, or choose another {option}"
+    raise UserError(f"the output cannot be written: {unfit}", where=str(file), fix=fix)
 
 
 def nearest_existing(path: Path) -> Path:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marsbench.errors import UserError
-from marsbench.files import write_atomically
+from marsbench.files import check_can_be_written, write_atomically
 from marsbench.json_lines import read_json
 from marsbench.locks import locked
 from marsbench.presets import DEFAULT_SCALE
@@ -114,19 +113,9 @@ class Workspace:
 
     def check_writable(self) -> None:
         """Refuse an output folder that cannot be written to, before any work is done."""
-        try:
-            self.runs.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.runs) as probe:
-                probe.write(b"\0" * 4096)
-                probe.flush()
-            with locked(self.row_file.with_suffix(".jsonl.lock"), patience_s=PATIENCE_S):
-                pass  # locks work here
-        except OSError as error:
-            raise UserError(
-                f"the output folder cannot be written to: {error.strerror}",
-                where=str(self.root),
-                fix="free space, mend its permissions, or choose another folder with --output",
-            ) from error
+        check_can_be_written(self.row_file, "--output")
+        with locked(self.row_file.with_suffix(".jsonl.lock"), patience_s=PATIENCE_S):
+            pass  # locks work here
 
 
 @contextlib.contextmanager
