@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
 from marsbench.commands import shared
 from marsbench.errors import UserError
 from marsbench.files import check_can_be_written
-from marsbench.serving.messages import MethodName
+from marsbench.methods.options import options_of
 from marsbench.serving.settings import Settings
 
 KEY_VARIABLE = "MARSBENCH_API_KEY"
@@ -23,13 +23,6 @@ KEY_VARIABLE = "MARSBENCH_API_KEY"
 def serve(
     start: shared.Start,
     settings: Settings,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Of weights and cache: float32, bfloat16 or float16 [default: bfloat16 on a GPU, else float32]."
-        ),
-    ] = None,
-    untrained_masks: shared.UntrainedMasks = False,
     output: Annotated[Path, typer.Option(help="Folder for runs/, where --scale trains its checkpoint.")] = Path("."),
 ) -> None:
     """Put a checkpoint behind an API that OpenAI's clients speak, with MARS's speed knob live.
@@ -37,12 +30,10 @@ def serve(
     Point any client at http://HOST:PORT/v1. Beside the usual fields a request may name its method, threshold (tau) and
     block_size; `PUT /v1/speed` turns the default knob for all requests in flight that fixed none. See docs/serving.md.
     """
-    settings = replace(settings, dtype=dtype, untrained_masks=untrained_masks)
-    if dtype is not None:
-        shared.dtype_of(dtype)
-    if settings.method is not None and settings.method not in get_args(MethodName):
-        known = ", ".join(get_args(MethodName))
-        raise UserError(f"method {settings.method!r} cannot be served", fix=f"choose one of: {known}")
+    known = options_of(Settings)
+    for name in ("dtype", "method"):
+        if (value := getattr(settings, name)) is not None:
+            known[name].check(name, value)
     if settings.adapt and settings.compile:
         raise UserError("--adapt chooses windows, and with --compile none costs less", fix="leave one of them out")
     if settings.request_log is not None and not settings.request_log.is_relative_to("/dev"):

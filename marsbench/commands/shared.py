@@ -231,7 +231,6 @@ _OF_START = options_of(Start)
 DataDir = Annotated[Path | None, typed("data_dir", _OF_START["data_dir"])]
 Adapter = Annotated[str | None, typed("adapter", _OF_START["adapter"])]
 Pack = Annotated[bool, typed("pack", HOW["pack"])]
-UntrainedMasks = Annotated[bool, typed("untrained_masks", HOW["untrained_masks"])]
 
 
 def print_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from marsbench.decoding.generation import PREFILL_POSITIONS
+from marsbench.decoding.generation import PREFILL_POSITIONS, Dtype
 from marsbench.methods.options import option
 from marsbench.serving.messages import WIDEST, MethodName
 
@@ -16,8 +16,10 @@ class Settings:
 
     checkpoint: str = ""
     name: str = option("What clients call the model [default: the folder's name, or the stage's].", "")
-    dtype: str | None = None  # of weights and cache; None = bfloat16 on a GPU, else float32
-    untrained_masks: bool = False
+    dtype: Dtype | None = option(
+        "Of weights and cache: float32, bfloat16 or float16 [default: bfloat16 on a GPU, else float32]."
+    )
+    untrained_masks: bool = option("Use masks even if the checkpoint never saw any.", False)
     # What counts where a request says nothing. The first three can be turned while the server runs.
     threshold: float = option("Tau of mars: the knob, to begin with.", 0.95, least=0, most=1)
     draft_threshold: float = option("Confidence that drafts of mars-verified need.", 0.5, least=0, most=1)
