@@ -91,7 +91,8 @@ def windows_that_pay(model: Any, rows: int, acceptance: Sequence[float] = ()) ->
     shapes = [StepShape(count, window) for count in counts for window in _FEW_WINDOWS]
     # In turn, so that a disturbance does not fall on one shape alone.
     laps = [[_step(model, shape) for shape in shapes] for _ in range(_FEW_REPEATS)]
-    law = law_of(*zip(*shapes, strict=True), list(zip(*laps, strict=True)))
+    rows_of_each, windows = zip(*shapes, strict=True)
+    law = law_of(rows_of_each, windows, list(zip(*laps, strict=True)))
     return windows_by_rows(law, rows, WIDEST, acceptance or (ACCEPTANCE,))
 
 
