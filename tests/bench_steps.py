@@ -4,8 +4,6 @@
 so that other processes matter little, and takes about ten minutes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

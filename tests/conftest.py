@@ -1,7 +1,5 @@
 """What several test files share: the golden vectors with their two small checkpoints, and one run at scale micro."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

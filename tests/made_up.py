@@ -1,20 +1,24 @@
 """What tests of pages share: the pages, rows that nobody measured, and a page's text taken apart."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import nox.registry
 
+from marsbench.errors import UserError
+from marsbench.executors.local import Here
 from marsbench.line import Line
-from marsbench.rows.kinds import EvaluationRow, SweepRow
+from marsbench.overview.work import carry_out
+from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
+from marsbench.rows.workspace import Workspace
 from marsbench.running.plans import TablePlan
+from marsbench.running.run import Run
 from marsbench.studies import studies, study_of
-from marsbench.studies.study import TablePage
+from marsbench.studies.study import Study, TablePage
 
 PROVENANCE = {"started": "2026-01-02T03:04:05+00:00", "seed": 0}
 PAGES = [study for study in studies().values() if isinstance(study, TablePage) and study.section]
@@ -69,3 +73,40 @@ def nox_sessions() -> frozenset[str]:
     assert spec is not None and spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
     return frozenset(nox.registry.get())
+
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@cache
+def stored(scale: str = "mini", seed: int = 0) -> Sequence[Row]:
+    """All committed rows of a scale and training seed."""
+    return Workspace(ROOT, scale, f"seed{seed}" if seed else "").rows
+
+
+def page_rows(page: str, scale: str = "mini", seed: int = 0) -> list[Row]:
+    """The committed rows that a page shows."""
+    query = study_of(page).query
+    return query.of(stored(scale, seed if query.seed is None else query.seed))
+
+
+def publish(root: Path, rows: Sequence[Row], page: str, scale: str = "mini", variant: str = "") -> Workspace:
+    """Add rows to a store, and a page to those that are made from it."""
+    place = Workspace(root, scale, variant)
+    known = place.rows
+    new = [replace(row, scale=scale, key=f"{page} {number}") for number, row in enumerate(rows, len(known))]
+    place.publish(page, [*known, *new])
+    return place
+
+
+def measured(run: Run, plan: TablePlan) -> list[Row]:
+    """The rows of a table that no page has, measured in this process."""
+    return measured_of(Study(key="made-up", name="Made up", asks="", plan=plan, sections=lambda *given: ()), run)
+
+
+def measured_of(study: Study, run: Run) -> list[Row]:
+    """The rows of a page, measured in this process."""
+    made = carry_out([study], run, Here(run.workspace.logs, run.reporter))[study.key]
+    if isinstance(made, UserError):
+        raise made
+    return made

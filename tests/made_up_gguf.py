@@ -1,7 +1,5 @@
 """A GGUF file of SmolLM2's layout with random weights and a part of its vocabulary: a few hundred kilobytes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A running server for tests, and what talks to it below any client's manners."""
 
-from __future__ import annotations
-
 import json
 import queue
 import re
@@ -50,7 +48,6 @@ class Running:
         raise AssertionError(f"the server has ended: {''.join(self.said)}")
 
     def call(self, path: str, body: Any = None, method: str | None = None, **more: Any) -> requests.Response:
-        """One request."""
         headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
         method = method or ("GET" if body is None else "POST")
         more = {"headers": headers, "timeout": 60} | more
@@ -72,7 +69,6 @@ class Running:
                     yield json.loads(line[6:])
 
     def gauge(self, name: str) -> float:
-        """A metric's value."""
         text = self.call("/metrics").text
         (found,) = re.findall(rf"^{re.escape(name)}{{[^}}]*}} (\S+)$", text, re.M)
         return float(found)
@@ -83,7 +79,6 @@ class Running:
         return all(self.gauge(name) == 0 for name in names)
 
     def memory(self) -> int:
-        """Bytes that its processes hold."""
         own = psutil.Process(self.process.pid)
         return sum(int(one.memory_info().rss) for one in (own, *own.children(recursive=True)))
 

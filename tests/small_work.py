@@ -1,7 +1,5 @@
 """Small tasks for tests of executors, in a module that processes import at once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -34,12 +32,10 @@ class Do(Task):
 def do(
     name: str, function: Callable[[Path, Sequence[Any]], Any], folder: Path, *after: str, title: str = "", **more: Any
 ) -> Do:
-    """Such a task."""
     return Do(name=name, title=title, after=after, function=function, folder=folder, **more)
 
 
 def nothing(folder: Path, made: Sequence[Any]) -> Any:
-    """Done at once."""
     return made
 
 
@@ -78,10 +74,6 @@ def who(folder: Path, made: Sequence[Any]) -> str:
     return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
 
-def its_process(folder: Path, made: Sequence[Any]) -> int:
-    return os.getpid()
-
-
 def wait_for_word(folder: Path, made: Sequence[Any]) -> str:
     """The first to do this waits for ever, and the next one not at all; gives the node's name."""
     here = os.environ["MARSBENCH_NODE"]
@@ -94,7 +86,6 @@ def wait_for_word(folder: Path, made: Sequence[Any]) -> str:
 
 
 def its_number(folder: Path, made: Sequence[Any]) -> int:
-    """The number of this process."""
     return os.getpid()
 
 

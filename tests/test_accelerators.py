@@ -1,7 +1,5 @@
 """What training does on GPUs, as far as a machine without one can show it."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Callable, Iterator
@@ -71,9 +69,7 @@ def time_in(model: PreTrainedModel, folder: Path) -> None:
 def test_nothing_uses_cudnns_attention(
     work: Any, golden_models: dict[str, PreTrainedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against attention planned anew at every step, gradients that are no numbers, and a step's cost that no
-    training has. What begins is stopped once it has chosen.
-    """
+    """Guards against attention planned anew at every step, gradients that are NaN, and a step's cost that none has."""
 
     def start(*_: Any) -> None:
         raise UserError("", where="", fix="")
@@ -89,8 +85,6 @@ def test_nothing_uses_cudnns_attention(
 
 
 # ---- chunks of logits ------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def one_process(tmp_path: Path) -> Iterator[None]:
     """A process group of this process alone."""
@@ -100,7 +94,6 @@ def one_process(tmp_path: Path) -> Iterator[None]:
 
 
 def sharded(model: nn.Module) -> nn.Module:
-    """As FSDP shards it by the shipped configuration."""
     mesh = init_device_mesh("cpu", (1,))
     for layer in model.model.layers:  # type: ignore[union-attr]
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
@@ -152,8 +145,6 @@ def test_logits_are_chunked_under_a_wrapper(
 
 
 # ---- bf16 ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("objective", ["mars", "gated", "medusa"])
 def test_all_of_a_step_is_in_bf16_on_a_gpu(
     objective: str, golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
@@ -190,8 +181,6 @@ def test_a_mask_has_the_type_that_attention_computes_in() -> None:
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_peak_is_the_gpus_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a host's memory that passes for the GPU's."""
     on_host = memory.peak()
@@ -202,8 +191,6 @@ def test_the_peak_is_the_gpus_where_there_is_one(monkeypatch: pytest.MonkeyPatch
 
 
 # ---- the driver ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in for nvidia-smi, which answers for two GPUs, the second of which another process uses."""
@@ -222,16 +209,12 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def test_rows_say_how_a_gpu_was_set_and_who_was_on_it(driver: Path) -> None:
-    """Guards against times at half the clock, at another power limit or beside others that look like any others."""
+def test_rows_say_how_a_gpu_was_set_and_who_was_on_it(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against times at half the clock or beside others that look like any, and a silent driver that ends all."""
     first, second = provenance(seed=0)["gpus"]
     assert (first["driver"], first["clock"], first["power_limit"], first["others"]) == ("570.86.15", 1980, 700, 0)
     assert (second["clock"], second["power_limit"], second["others"]) == (345, 500, 1)
     assert second["busy_percent"] == 97 and second["power"] == "[N/A]" and second["memory_used_mib"] == 80123
-
-
-def test_a_driver_that_does_not_answer_is_left_out(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a measurement that ends because of what stands beside it."""
     driver.write_text("#!/bin/sh\nexit 9\n")
     assert "gpus" not in provenance(seed=0)
     monkeypatch.setenv("PATH", str(driver.parent / "nothing"))
@@ -253,7 +236,7 @@ def test_memory_of_a_gpu_is_timed_by_its_own_clock(monkeypatch: pytest.MonkeyPat
         def synchronize(self) -> None:
             pass
 
-        def elapsed_time(self, other: Event) -> float:
+        def elapsed_time(self, other: object) -> float:
             return next(laps)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -295,8 +278,6 @@ def test_rounded_products_have_keys_of_their_own(tmp_path: Path, monkeypatch: py
 
 
 # ---- FSDP ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("stage", "sharded"), [("mars", True), ("medusa", False), ("base_gated", False)])
 def test_heads_and_adapters_are_not_sharded(
     stage: str, sharded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,7 +1,5 @@
 """What became of drafts, under the names of other engines."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -27,9 +25,7 @@ MADE = Generation([9] * 8, [1, 2, 2, 2, 3, 4, 4, 5], 5, "length", drafted=[0, 3,
 
 
 def test_rates_are_unconditional() -> None:
-    """Guards against a rate of a position over the forwards that got there, one over forwards without drafts, and a
-    table that other tools cannot read: the names are what this is for.
-    """
+    """Guards against a rate over other forwards than vLLM's, and a table that other tools cannot read: names count."""
     assert MADE.acceptance_histogram_by_draft_length == {3: [1, 0, 1, 0], 1: [1, 0]}
     found = Acceptance.of([MADE, MADE])
     assert found == Acceptance(num_drafts=6, num_draft_tokens=14, accepted_at=(2, 2, 0))
@@ -66,9 +62,7 @@ def test_forwards_say_how_many_drafts_they_verified(what: str, given: dict[str, 
 def test_the_method_auto_is_the_window_that_pays(
     window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden: dict[str, Any]
 ) -> None:
-    """Guards against a table that is asked for other rows than decode, one that is not heeded, a report of drafts that
-    goes nowhere, and other tokens than `ar`'s.
-    """
+    """Guards against a table that is not heeded, drafts that are not reported, and other tokens than `ar`'s."""
     asked: list[int] = []
     monkeypatch.setattr(step_time, "windows_that_pay", lambda _, rows, __: asked.append(rows) or [window])
     lines = [json.dumps({"prompt_ids": ids}) + "\n" for ids in golden["prompts"][:3]]

@@ -1,22 +1,17 @@
 """`marsbench adapt`: from a model and prompts to an adapter and a page, whatever interrupts it."""
 
-from __future__ import annotations
-
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from tools import forked, invoke
 
 from marsbench import world
 from marsbench.adapting.adapt import CONTENDERS, Plan, Result, page_of
-from marsbench.cli import app
 from marsbench.methods import METHODS
 from marsbench.statistics.intervals import Estimate, Interval
 from marsbench.training.checkpoints import load
@@ -58,8 +53,7 @@ def test_killed_at_every_stage_it_ends_with_the_page_of_a_run_that_was_not(
 ) -> None:
     """Guards against answers, steps or an adapter that are lost or half written, and a plan that changes midway."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    done = CliRunner().invoke(app, arguments(base, prompts, whole))
-    assert done.exit_code == 0, done.output
+    invoke(*arguments(base, prompts, whole))
     page = (whole / "README.md").read_text()
     assert [line[0] for line in what_is_sure(page)[2:]] == [one.name for one in CONTENDERS]
     plan = json.loads((whole / "plan.json").read_text())
@@ -69,15 +63,16 @@ def test_killed_at_every_stage_it_ends_with_the_page_of_a_run_that_was_not(
     assert loaded.acceptance and all(0 <= rate <= 1 for rate in loaded.acceptance), "for the table of windows"
     killed.mkdir()
     shutil.copy(whole / "plan.json", killed)  # what fits into the time is measured, and would differ
-    command = [sys.executable, "-m", "marsbench", *arguments(base, prompts, killed)]
-    alike = {**os.environ, "OMP_NUM_THREADS": "1"}  # sums in as many threads as here, else their last bits differ
     for seen in ("answering by ar", "training base_gated_network", "racing on"):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=alike) as run:
-            assert run.stdout is not None and any(seen in line for line in run.stdout), seen
-            run.kill()
+        log = tmp_path / seen
+        process = forked(*arguments(base, prompts, killed), log=log)
+        while process.is_alive() and not (log.exists() and seen in log.read_text()):
+            time.sleep(0.002)
+        assert process.is_alive(), seen
+        process.kill()
+        process.join()
         assert not (killed / "README.md").exists()
-    again = CliRunner().invoke(app, arguments(base, prompts, killed))
-    assert again.exit_code == 0, again.output
+    invoke(*arguments(base, prompts, killed))
     assert what_is_sure((killed / "README.md").read_text()) == what_is_sure(page)
     for name in ("answers.jsonl", "adapter/adapter_model.safetensors", "adapter/draft_head.safetensors"):
         assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
@@ -96,16 +91,16 @@ def test_what_cannot_work_is_refused_before_any_work(base: Path, prompts: Path, 
         (silent, prompts, "chat template"),
         (tmp_path / "none", prompts, "there is no such"),
     ):
-        done = CliRunner().invoke(app, arguments(model, asked, out))
-        assert done.exit_code == 2 and said in done.stderr, done.stderr
+        done = invoke(*arguments(model, asked, out), code=2)
+        assert said in done.stderr, done.stderr
         assert not out.exists()
 
 
 @pytest.mark.slow
 def test_too_little_time_is_said_with_what_would_be_enough(base: Path, prompts: Path, tmp_path: Path) -> None:
     """Guards against a training of no use that takes all the time there is."""
-    done = CliRunner().invoke(app, arguments(base, prompts, tmp_path / "out", "0.001"))
-    assert done.exit_code == 2 and "0.001 hours are too short" in done.stderr
+    done = invoke(*arguments(base, prompts, tmp_path / "out", "0.001"), code=2)
+    assert "0.001 hours are too short" in done.stderr
     assert float(re.findall(r"--hours ([\d.]+)", done.stderr)[0]) > 0.001
     assert not (tmp_path / "out" / "plan.json").exists()
 

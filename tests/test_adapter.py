@@ -1,7 +1,5 @@
 """A gated adapter changes what masks say, and no token of the model's own: in every layout, loop and architecture."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable
@@ -11,9 +9,9 @@ from weakref import WeakValueDictionary
 
 import pytest
 import torch
-from packed_or_not import packing
 from test_architectures import EOS, KNOWN, MASK, NEW, PAD, SHAPE, prompts
 from test_host_reads import Operations
+from tools import packing
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
@@ -54,7 +52,6 @@ def noisy(model: PreTrainedModel, size: float = 10.0, rank: int = RANK) -> Adapt
 
 
 def noise(kind: str, model: PreTrainedModel, size: float) -> DraftHead:
-    """A draft head of noise of a size."""
     embeddings = model.get_input_embeddings()
     torch.manual_seed(12)
     fresh = KINDS[kind].fresh(embeddings.num_embeddings, embeddings.embedding_dim)
@@ -150,27 +147,11 @@ def test_the_mask_s_vector_reaches_no_logit_of_a_tied_model(by: type) -> None:
         torch.testing.assert_close(logits, found.hidden @ model.lm_head.weight.T)
 
 
-def test_without_a_mask_in_the_window_an_adapter_is_idle(model: PreTrainedModel) -> None:
-    """Guards against masks told by their id: a prompt may hold the same token."""
+def test_an_adapter_is_idle_without_masks_and_cheap_with(model: PreTrainedModel) -> None:
+    """Guards against masks told by their id, which a prompt may hold, and small operations, which take the time."""
     for ragged in (False, True):
         alone, adapted = (states(one, masks=False, ragged=ragged)[0] for one in (model, with_noise(model)))
         assert torch.equal(alone, adapted)
-
-
-def test_lean_decoder_and_modules_agree(model: PreTrainedModel) -> None:
-    """Guards against factors that are joined in another order than layers are."""
-    adapted = Adapted(model, noisy(model, 0.2))
-    lean, masked = states(adapted)
-    assert isinstance(decoder_of(adapted), LeanDecoder)
-    ids, position = torch.tensor([[5, 6, 7, 8, MASK, MASK]]), torch.arange(6).unsqueeze(0)
-    with torch.inference_mode(), hooked(model, adapted.adapter, torch.tensor([[False] * 4 + [True] * 2])):
-        own = model.get_decoder()(input_ids=ids, position_ids=position).last_hidden_state
-    torch.testing.assert_close(lean[:1], own, rtol=1e-4, atol=1e-4)
-    assert masked[0].tolist() == [False] * 4 + [True] * 2
-
-
-def test_an_adapter_takes_few_operations(model: PreTrainedModel) -> None:
-    """Guards against small operations that creep in: at a small model's size they, not the maps, take the time."""
     counts = []
     for one in (model, with_noise(model)):
         states(one, ragged=False)  # lays the maps out
@@ -179,6 +160,25 @@ def test_an_adapter_takes_few_operations(model: PreTrainedModel) -> None:
         counts.append(operations.count.total())
     layers, window = model.config.num_hidden_layers, 6
     assert 0 < counts[1] - counts[0] <= 16 * layers + window
+
+
+def test_lean_decoder_and_modules_agree(model: PreTrainedModel) -> None:
+    """Guards against factors joined in another order than layers, and a hook between two steps that ends an adapter."""
+    adapted = Adapted(model, noisy(model, 0.2))
+    lean, masked = states(adapted)
+    assert isinstance(decoder_of(adapted), LeanDecoder)
+    ids, position = torch.tensor([[5, 6, 7, 8, MASK, MASK]]), torch.arange(6).unsqueeze(0)
+    with torch.inference_mode(), hooked(model, adapted.adapter, torch.tensor([[False] * 4 + [True] * 2])):
+        own = model.get_decoder()(input_ids=ids, position_ids=position).last_hidden_state
+    torch.testing.assert_close(lean[:1], own, rtol=1e-4, atol=1e-4)
+    assert masked[0].tolist() == [False] * 4 + [True] * 2
+    adapted = Adapted(model, noisy(model, 0.3))
+    before = states(adapted)[0]
+    handle = model.get_decoder().layers[0].register_forward_hook(lambda *_: None)
+    during, masked = states(adapted)
+    handle.remove()
+    torch.testing.assert_close(before[masked], during[masked], rtol=1e-4, atol=1e-4)
+    assert torch.equal(before, states(adapted)[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -242,17 +242,6 @@ def test_an_adapted_model_can_be_copied(make: Callable[[Adapted], Adapted], mode
     """Guards against a copy that is asked for what it has not got yet, and asks itself for it."""
     adapted = Adapted(model, noisy(model, 0.3))
     assert torch.equal(states(adapted)[0], states(make(adapted))[0])
-
-
-def test_a_model_that_changes_runs_its_modules_with_the_adapter(model: PreTrainedModel) -> None:
-    """Guards against a hook, hung on between two steps, that ends the adapter."""
-    adapted = Adapted(model, noisy(model, 0.3))
-    before = states(adapted)[0]
-    handle = model.get_decoder().layers[0].register_forward_hook(lambda *_: None)
-    during, masked = states(adapted)
-    handle.remove()
-    torch.testing.assert_close(before[masked], during[masked], rtol=1e-4, atol=1e-4)
-    assert torch.equal(before, states(adapted)[0])
 
 
 def test_an_adapter_of_another_model_is_refused(model: PreTrainedModel) -> None:

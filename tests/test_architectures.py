@@ -1,7 +1,5 @@
 """Every architecture by our windows against its own forward pass: attention, positions and what follows the LM head."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -166,14 +164,10 @@ def test_generate_agrees() -> None:
             assert found[0, len(prompt) :].tolist() == one.tokens
 
 
-def test_plain_llamas_of_any_rope_run_lean() -> None:
-    """Guards against tests of the lean path that have stopped to take it."""
+def test_llamas_of_any_rope_run_lean_within_its_factors() -> None:
+    """Guards against tests that take the lean path no more, and factors that change within an answer."""
     assert isinstance(decoder_of(KNOWN["llama3"]().eval()), LeanDecoder)
     assert not isinstance(decoder_of(KNOWN["qwen2-sliding"]().eval()), LeanDecoder)
-
-
-def test_longrope_ends_at_the_border_of_its_factors() -> None:
-    """Guards against factors that change within an answer, and change what neighbours have cached."""
     with pytest.raises(UserError, match=rf"context of {TIGHT}, up to which one set of its longrope factors holds"):
         decode(
             KNOWN["longrope-phi3"]().eval(),
@@ -194,7 +188,7 @@ def test_what_is_not_known_is_refused_by_name(name: str) -> None:
 
 
 def test_what_only_the_class_does_is_found_out() -> None:
-    """Guards against a class of the user's own that does to its logits what nobody could have known."""
+    """Guards against a class that changes its logits by itself, and attention that would take no notice of the mask."""
 
     class Tempered(hf.Qwen3ForCausalLM):
         def forward(self, *arguments: Any, **named: Any) -> Any:
@@ -206,10 +200,6 @@ def test_what_only_the_class_does_is_found_out() -> None:
     for _ in range(2):
         with pytest.raises(UserError, match="Tempered"):
             run(model, "ar")
-
-
-def test_attention_without_our_masks_is_refused() -> None:
-    """Guards against an implementation of attention that would take no notice of the mask."""
     model = KNOWN["qwen3"]().eval()
     model.config._attn_implementation = "flash_attention_2"
     with pytest.raises(UserError, match="sdpa"):

@@ -1,11 +1,11 @@
 """The running batch: callbacks that do as they like, requests that are refused, noise at large vocabularies."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from marsbench.decoding.engine import Batch, decode
@@ -13,6 +13,7 @@ from marsbench.decoding.generation import Generation, Request
 from marsbench.decoding.sampling import _gumbel, choose
 from marsbench.errors import UserError
 from marsbench.methods import Options, build_method
+from marsbench.methods.mixed import Mixed
 
 EOS, PAD, MASK = 2, 0, 3
 
@@ -65,10 +66,10 @@ def alone(golden_models: dict[str, PreTrainedModel], prompts: list[list[int]]) -
     return [one.tokens for one in decode(golden_models["mars"], method, requests, eos_id=EOS, pad_id=PAD, batch_size=1)]
 
 
-def test_newcomers_may_join_from_within_a_callback(
+def test_callbacks_may_do_as_they_like(
     golden_models: dict[str, PreTrainedModel], prompts: list[list[int]], alone: list[list[int]]
 ) -> None:
-    """Guards against requests that are lost when a server refills a row the moment it becomes free."""
+    """Guards against requests lost when a row is refilled, and a client that goes or fails and takes others along."""
     waiting = list(range(2, len(prompts)))
 
     def refill(desk: Desk, index: int) -> None:
@@ -81,12 +82,6 @@ def test_newcomers_may_join_from_within_a_callback(
     desk.run()
     assert [desk.done[index].tokens for index in range(len(prompts))] == alone
 
-
-def test_a_request_may_leave_when_its_tokens_come(
-    golden_models: dict[str, PreTrainedModel], prompts: list[list[int]], alone: list[list[int]]
-) -> None:
-    """Guards against a client that goes away in mid-stream and takes the batch along."""
-
     def hang_up(desk: Desk, index: int) -> None:
         if index == 1 and len(desk.tokens[1]) >= 3:
             desk.batch.leave(1)
@@ -96,12 +91,6 @@ def test_a_request_may_leave_when_its_tokens_come(
     desk.run()
     assert desk.done[1].finish == "cancelled" and desk.done[1].tokens == alone[1][: len(desk.done[1].tokens)]
     assert [desk.done[index].tokens for index in (0, 2)] == [alone[0], alone[2]]
-
-
-def test_a_callback_that_raises_harms_nobody_else(
-    golden_models: dict[str, PreTrainedModel], prompts: list[list[int]], alone: list[list[int]]
-) -> None:
-    """Guards against one broken connection that corrupts or loses everybody's answers."""
 
     def breaks(desk: Desk, index: int) -> None:
         if index == 0:
@@ -161,10 +150,8 @@ def test_a_whole_number_is_a_threshold_like_another(
 
 
 # ---- noise ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_certain_token_is_drawn_always_however_large_the_vocabulary() -> None:
-    """Guards against infinite noise, which draws tokens that the model holds for impossible: a million draws."""
+def test_noise_is_finite_and_follows_gumbel() -> None:
+    """Guards against infinite noise, which draws impossible tokens, and a tail that is too short or too long."""
     vocabulary, rows, positions = 200_000, 1, 10
     logits = torch.full((rows, positions, vocabulary), -60.0)
     logits[..., 17] = 0.0
@@ -172,10 +159,6 @@ def test_a_certain_token_is_drawn_always_however_large_the_vocabulary() -> None:
         position = torch.arange(first * positions, (first + 1) * positions).unsqueeze(0)
         drawn = choose(logits, position, torch.ones(rows), torch.tensor([first]))
         assert (drawn == 17).all()
-
-
-def test_noise_is_finite_and_follows_gumbel() -> None:
-    """Guards against a tail that ends where fp32 has no numbers left, and one that is too long."""
     noise = torch.cat([_gumbel(torch.tensor([seed]), torch.tensor([[1, 2]]), 200_000).flatten() for seed in range(50)])
     assert noise.isfinite().all()
     for level in (0.0, 2.0, 5.0, 9.0, 12.0):
@@ -183,3 +166,88 @@ def test_noise_is_finite_and_follows_gumbel() -> None:
         found = (noise > level).double().mean().item()
         spread = (expected * (1 - expected) / len(noise)) ** 0.5
         assert abs(found - expected) < 5 * spread, level
+
+
+EOS, PAD, MASK = 2, 0, 3
+LIMIT = 24
+WAYS = [("ar", None, 1), *[(name, tau, window) for name in ("mars", "mars-verified")
+                           for tau in (0.0, 0.3, 0.7) for window in (2, 4, 6)]]  # fmt: skip
+Way = tuple[str, "float | None", int]
+
+
+def asking(prompt: list[int], way: Way, **more: Any) -> Request:
+    """A request that decodes in such a way among others."""
+    name, tau, window = way
+    return Request(prompt, LIMIT, tau, window=window, verified=name == "mars-verified", **more)
+
+
+@pytest.fixture(scope="module")
+def every_way(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> dict[tuple[int, Way], Generation]:
+    """Every prompt decoded in every way by the methods themselves."""
+    found = {}
+    for way in WAYS:
+        name, tau, window = way
+        method = build_method(name, Options(mask_id=MASK, window=window, layout="linear"))
+        requests = [Request(prompt, LIMIT, tau) for prompt in golden["prompts"]]
+        every = decode(golden_models["mars"], method, requests, eos_id=EOS, pad_id=PAD)
+        found |= {(number, way): generation for number, generation in enumerate(every)}
+    return found
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    chosen=st.lists(st.tuples(st.integers(0, 7), st.sampled_from(WAYS), st.integers(0, 12)), min_size=1, max_size=12)
+)
+def test_a_row_decodes_as_if_it_were_alone(
+    chosen: list[tuple[int, Way, int]], golden: dict[str, Any], golden_models: dict[str, PreTrainedModel],
+    every_way: dict[tuple[int, Way], Generation],
+) -> None:  # fmt: skip
+    """Guards against rows that get masks, drafts or bars of their neighbours, whoever joins when."""
+    done: dict[int, Generation] = {}
+    batch = Batch(golden_models["mars"], Mixed(MASK), eos_id=EOS, pad_id=PAD, on_finished=done.__setitem__)
+    prompts = golden["prompts"]
+    for step in range(200):
+        batch.join({
+            index: asking(prompts[number % len(prompts)], way)
+            for index, (number, way, joins) in enumerate(chosen) if joins == step
+        })  # fmt: skip
+        batch.step()
+        if len(done) == len(chosen):
+            break
+    for index, (number, way, _) in enumerate(chosen):
+        assert done[index] == every_way[number % len(prompts), way]
+
+
+def test_a_row_may_be_turned_in_mid_stream(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], every_way: dict[tuple[int, Way], Generation]
+) -> None:
+    """Guards against a knob that loses drafts or tokens, drafts that count unchecked, and neighbours turned along."""
+    done: dict[int, Generation] = {}
+    batch = Batch(golden_models["mars"], Mixed(MASK), eos_id=EOS, pad_id=PAD, on_finished=done.__setitem__)
+    batch.join({number: asking(prompt, ("mars-verified", 0.0, 4)) for number, prompt in enumerate(golden["prompts"])})
+    for step in range(100):
+        batch.turn({number: (0.0, 1 + (step + number) % 6, True) for number in range(len(golden["prompts"]))})
+        batch.step()
+    assert [done[number].tokens for number in sorted(done)] == [
+        every_way[number, ("ar", None, 1)].tokens for number in range(len(golden["prompts"]))
+    ]
+    assert max(max(one.accepted) for one in done.values()) > 1
+    prompts, done = golden["prompts"], dict[int, Generation]()
+    batch = Batch(golden_models["mars"], Mixed(MASK), eos_id=EOS, pad_id=PAD, on_finished=done.__setitem__)
+    batch.join({number: asking(prompt, ("mars-verified", 0.0, 4)) for number, prompt in enumerate(prompts)})
+    for step in range(60):
+        batch.turn({number: (1.0, 4, step % 3 == 0) for number in range(0, len(prompts), 2)})
+        batch.step()
+    for number in range(len(prompts)):  # at tau 1 nothing unchecked passes, so it is `ar` all the same
+        assert done[number].tokens == every_way[number, ("ar", None, 1)].tokens
+
+
+def test_who_ignores_eos_runs_to_the_limit(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against an EOS that ends a row which asked to go on, or does not end its neighbour, windows of nothing."""
+    prompts = golden["prompts"]
+    requests = [asking(prompt, ("ar", None, 1), ignore_eos=number % 2 == 0) for number, prompt in enumerate(prompts)]
+    found = decode(golden_models["mars"], Mixed(MASK), requests, eos_id=[EOS, *range(5, 20)], pad_id=PAD)
+    assert {(one.finish, one.emitted) for one in found[::2]} == {("length", LIMIT)}
+    assert "eos" in {one.finish for one in found[1::2]}
+    with pytest.raises(UserError, match="at least 1 token"):
+        decode(golden_models["mars"], Mixed(MASK), [Request([5], window=0)], eos_id=EOS, pad_id=PAD)

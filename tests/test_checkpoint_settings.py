@@ -1,7 +1,5 @@
 """What a checkpoint's settings of generation do to decoding: nothing; they stay as they are, and are said."""
 
-from __future__ import annotations
-
 import copy
 import io
 import json
@@ -11,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tools
 import torch
 from rich.console import Console
 from test_serving_engine import Log, job
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
-from typer.testing import CliRunner
+from tools import invoke
+from transformers import GenerationConfig, PreTrainedModel
 
-from marsbench.cli import app
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Request
 from marsbench.line import TrainedStage
@@ -55,9 +53,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def tiny(seed: int) -> PreTrainedModel:
     """A random model that says few different tokens, so that penalties show."""
-    torch.manual_seed(seed)
-    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=24, max_position_embeddings=128, **size)).eval()
+    more = {"intermediate_size": 32, "num_key_value_heads": 2, "initializer_range": 0.02}
+    return tools.llama(seed, **tools.SMALLEST | more)
 
 
 @pytest.fixture
@@ -105,18 +102,14 @@ def test_these_settings_would_have_changed_the_tokens(models: tuple[PreTrainedMo
         assert target.generate(ids)[0, ids.shape[1] :].tolist()[: len(plain)] != plain, kind  # type: ignore[operator]
 
 
-def test_a_model_that_drafts_for_itself_keeps_its_settings(models: tuple[PreTrainedModel, PreTrainedModel]) -> None:
-    """Guards against settings that are put back in the wrong order where target and draft are one."""
+def test_the_settings_are_put_back(
+    models: tuple[PreTrainedModel, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against settings put back in the wrong order where target and draft are one, or after an error."""
     target, _ = models
     plain, kept = tokens(target, "ar", target), ask(target, {"repetition_penalty": 1.5})
     assert tokens(target, "hf-assisted", target) == plain
     assert target.generation_config is kept
-
-
-def test_the_settings_are_back_after_an_error(
-    models: tuple[PreTrainedModel, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guards against a contender that drops out and leaves its models with another's settings."""
     kept = [ask(model, {"repetition_penalty": 1.5}) for model in models]
     monkeypatch.setattr(models[0], "forward", None)
     for method in ("hf-generate", "hf-assisted"):
@@ -158,13 +151,11 @@ def test_decode_says_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.Monk
     given = ["--model", "model", "--prompt-ids", "prompts.jsonl", "--out", "out.jsonl", "--method", "ar"]
     ids = ["--max-new-tokens", "2", "--eos-id", "2", "--pad-id", "0"]
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["decode", *given, *ids])
-    assert result.exit_code == 0 and result.stderr.count("repetition_penalty 1.1") == 1, result.stderr
+    result = invoke("decode", *given, *ids)
+    assert result.stderr.count("repetition_penalty 1.1") == 1, result.stderr
 
 
 # ---- more than one EOS ----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def two_ends(micro_checkpoints: Path, tmp_path: Path) -> tuple[Path, int, list[int]]:
     """A checkpoint whose settings name a second EOS, that one, and what it says to a prompt up to there."""
@@ -180,9 +171,7 @@ def two_ends(micro_checkpoints: Path, tmp_path: Path) -> tuple[Path, int, list[i
 
 
 def test_every_eos_of_a_checkpoint_counts(two_ends: tuple[Path, int, list[int]], tmp_path: Path) -> None:
-    """Guards against a list of EOS tokens that is read as none, the tokenizer's own that is lost beside it, and answers
-    of the command or the server that run on behind the end of a turn, or that show it.
-    """
+    """Guards against a list of EOS read as none or without the tokenizer's, in command, server and evaluation."""
     folder, second, expected = two_ends
     loaded = load(str(folder))
     first, pad = loaded.tokenizer.eos_token_id, loaded.tokenizer.pad_token_id
@@ -191,26 +180,20 @@ def test_every_eos_of_a_checkpoint_counts(two_ends: tuple[Path, int, list[int]],
     assert default_ids(loaded) == ([first, second], pad)
     (tmp_path / "in.jsonl").write_text(json.dumps({"prompt_ids": [5, 6, 7]}))
     place = ["--model", str(folder), "--prompt-ids", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl")]
-    done = CliRunner().invoke(app, ["decode", *place, "--method", "ar", "--max-new-tokens", "24"])
-    assert done.exit_code == 0, done.output
+    invoke("decode", *place, "--method", "ar", "--max-new-tokens", "24")
     found = json.loads((tmp_path / "out.jsonl").read_text())
     assert (found["tokens"], found["finish"]) == (expected, "eos")
     log = Log(_start(Settings(str(folder), max_rows=1))[0])
     log.engine.submit(job(0, [5, 6, 7], 24))
     log.run()
     assert (log.tokens[0], log.ended[0].finish) == (expected, "eos")
-
-
-def test_eval_ends_at_any_eos(two_ends: tuple[Path, int, list[int]], tmp_path: Path) -> None:
-    """Guards against an evaluation that knows the tokenizer's EOS alone: its answers would all be cut at the limit."""
     folder, *_ = two_ends
     loaded = load(str(folder))
     settings = json.loads((folder / "generation_config.json").read_text())
     every = list(range(loaded.model.config.vocab_size))
     (folder / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": every}))
     asked = ["--benchmark", "mini_gsm8k", "--checkpoint", str(folder), "--method", "ar", "--limit", "3", "--json"]
-    done = CliRunner().invoke(app, ["eval", *asked, "--scale", "micro", "--output", str(tmp_path)])
-    assert done.exit_code == 0, done.output
+    done = invoke("eval", *asked, "--scale", "micro", "--output", str(tmp_path))
     (row,) = json.loads(done.stdout)
     assert row["tokens_per_forward"] == 1 and row["cut_answers"] == 0
     answers = [json.loads(line) for line in Path(row["answers"]).read_text().splitlines()]

@@ -1,24 +1,40 @@
 """The command line's manners: help, version, exit codes, and what `doctor` says."""
 
-from __future__ import annotations
-
+import atexit
 import errno
+import gzip
+import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import torch
+import torch.distributed
+from made_up import page_rows
+from rich.console import Console
+from scipy import stats
+from tools import invoke
 from typer.testing import CliRunner
 
-from marsbench import __version__, doctor, paths
+from marsbench import __version__, doctor, paths, progress
 from marsbench.cli import app
 from marsbench.doctor import Check
 from marsbench.errors import UserError
 from marsbench.evaluation.humaneval import LOCAL_FILE
 from marsbench.presets import preset
+from marsbench.progress import Bar, all_processes, roughly
+from marsbench.provenance import others_cores, provenance, warning
+from marsbench.rendering.page import busy_remark
+from marsbench.rows.kinds import SweepRow
+from marsbench.rows.workspace import Workspace
+from marsbench.statistics.intervals import LEVEL, QUANTILE
 
 LITTLE_DATA = Path(__file__).parent / "data"
 cli = CliRunner()
@@ -46,25 +62,13 @@ def sound_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "preset", lambda scale: replace(preset(scale), memory_gib=0, disk_gib=0))
 
 
-def test_help_names_the_first_commands() -> None:
-    """Guards against a top-level help that leaves a newcomer without a next step."""
-    result = cli.invoke(app, ["--help"])
-    assert result.exit_code == 0
+def test_help_and_version() -> None:
+    """Guards against help without a next step, and a version that differs from the package's own."""
+    result = invoke("--help")
     for command in ("marsbench doctor", "marsbench reproduce table2", "marsbench report"):
         assert command in result.stdout
-
-
-def test_version() -> None:
-    """Guards against a version that differs from the package's own."""
     result = cli.invoke(app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"marsbench {__version__}\n")
-
-
-def test_help_loads_nothing_heavy() -> None:
-    """Guards against a top-level import that makes `--help` wait for PyTorch."""
-    heavy = "import sys, marsbench.cli, marsbench.doctor; print({'torch', 'transformers'} & sys.modules.keys())"
-    result = in_new_process("-c", heavy)
-    assert result.stdout == "set()\n", result.stderr
 
 
 def test_mistakes_leave_with_2_in_a_real_process() -> None:
@@ -78,24 +82,15 @@ def test_mistakes_leave_with_2_in_a_real_process() -> None:
 @pytest.mark.parametrize("arguments", [["docter"], ["doctor", "--scalee", "mini"]])
 def test_usage_errors_leave_with_2(arguments: list[str]) -> None:
     """Guards against a misspelt command or option that is taken for success or for a bug."""
-    result = cli.invoke(app, arguments)
-    assert result.exit_code == 2
+    result = invoke(*arguments, code=2)
     assert "No such" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("trouble", "code", "said"),
     [
-        (
-            UserError("no such model", where="here", fix="name another"),
-            2,
-            "error: no such model\n  where: here\n",
-        ),
-        (
-            OSError(errno.ENOSPC, "No space left on device", "rows.jsonl"),
-            2,
-            "error: No space left on device\n",
-        ),
+        (UserError("no such model", where="here", fix="name another"), 2, "error: no such model\n  where: here\n"),
+        (OSError(errno.ENOSPC, "No space left on device", "rows.jsonl"), 2, "error: No space left on device\n"),
         (PermissionError(errno.EACCES, "Permission denied", "rows.jsonl"), 2, "error: Permission denied\n"),
         (ModuleNotFoundError("no", name="lm_eval.api"), 2, "error: lm_eval is not installed\n  fix:   pip install"),
         (KeyboardInterrupt(), 130, "interrupted: the same command resumes the run\n"),
@@ -123,26 +118,18 @@ def test_mendable_troubles_become_one_message(
 def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, bug: Exception) -> None:
     """Guards against a catch-all that dresses bugs up as mistakes of the user."""
     break_doctor(monkeypatch, bug)
-    result = cli.invoke(app, ["doctor"])
-    assert result.exit_code == 1
+    result = invoke("doctor", code=1)
     assert result.exception is bug
 
 
 @pytest.mark.usefixtures("sound_machine")
 def test_doctor_passes_a_sound_machine_and_leaves_no_trace(tmp_path: Path) -> None:
-    """Guards against false alarms, and against an examination that creates the output folder."""
-    result = cli.invoke(app, ["doctor", "--output", str(tmp_path / "new" / "results")])
-    assert result.exit_code == 0, result.stdout
+    """Guards against false alarms, a failing machine that passes, no way out, and an output folder that is made."""
+    result = invoke("doctor", "--output", str(tmp_path / "new" / "results"))
     assert "fix:" not in result.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
-
-
-@pytest.mark.usefixtures("sound_machine")
-def test_doctor_fails_with_2_and_a_mend(tmp_path: Path) -> None:
-    """Guards against a failing machine that passes, and against a finding without a way out."""
     (tmp_path / "a-file").touch()
-    result = cli.invoke(app, ["doctor", "--output", str(tmp_path / "a-file" / "results")])
-    assert result.exit_code == 2
+    result = invoke("doctor", "--output", str(tmp_path / "a-file" / "results"), code=2)
     assert "cannot write to" in result.stdout
     assert "fix: choose another --output" in result.stdout
 
@@ -154,7 +141,7 @@ def test_doctor_works_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_doctor_reports_packages_as_the_metadata_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a missing core package that only warns, and a missing extra that stops a run."""
+    """Guards against a missing core package that only warns, an extra that stops a run, and an old one that passes."""
     wanted = ["no-such-core", "no-such-eval; extra == 'eval'", "no-such-dev; extra == 'dev'", "pytest>=1"]
     monkeypatch.setattr("importlib.metadata.requires", lambda _: wanted)
     found = {check.name: check for check in doctor.check_packages()}
@@ -164,23 +151,15 @@ def test_doctor_reports_packages_as_the_metadata_asks(monkeypatch: pytest.Monkey
         "pytest": "ok",
     }
     assert found["no-such-eval"].fix == "pip install 'marsbench[eval]'"
-
-
-def test_doctor_compares_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against an outdated package that counts as present."""
     monkeypatch.setattr("importlib.metadata.requires", lambda _: ["pytest<1"])
     *_, check = doctor.check_packages()
     assert check.ok == "fail" and check.finding.endswith("needed pytest<1")
 
 
-def test_doctor_compares_needs() -> None:
-    """Guards against a comparison the wrong way round or in the wrong unit."""
+def test_doctor_compares_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a comparison the wrong way round, and two half-empty GPUs taken for one that holds the model."""
     assert [*doctor.check_device("mini", 1e6)][-1].ok == "fail"
     assert [doctor.check_output(Path("."), needed).ok for needed in (1e9, 0)] == ["fail", "ok"]
-
-
-def test_doctor_looks_at_one_gpu_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against two half-empty GPUs taken for one that holds the model."""
     free = [10 * doctor.GIB, 20 * doctor.GIB, 5 * doctor.GIB]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free))
@@ -190,15 +169,11 @@ def test_doctor_looks_at_one_gpu_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
     assert "20.0 GiB available" in found[0].finding and [check.ok for check in found] == ["ok", "fail"]
 
 
-def test_doctor_says_where_data_will_come_from(tmp_path: Path) -> None:
-    """Guards against a mistyped data folder that shows only hours later."""
+def test_doctor_looks_for_the_data_of_each_benchmark(tmp_path: Path) -> None:
+    """Guards against a mistyped data folder or a gap in the data, HumanEval+ or a subtask too, seen hours later."""
     assert (doctor.check_data("mini", None).ok, doctor.check_data("7b", None).ok) == ("ok", "warn")
     # At scale mini, real benchmarks are asked on request only.
     assert [doctor.check_data(scale, tmp_path / "nowhere").ok for scale in ("mini", "7b")] == ["warn", "fail"]
-
-
-def test_doctor_looks_for_the_data_of_each_benchmark(tmp_path: Path) -> None:
-    """Guards against a gap in local data that shows only when its benchmark is asked, HumanEval+ and a subtask too."""
     data = tmp_path / "data"
     shutil.copytree(LITTLE_DATA, data)
     assert doctor.check_data("mini", data).ok == "ok"
@@ -233,3 +208,313 @@ def test_doctor_says_whether_others_are_at_work(used: float | None, ok: str, mon
     """Guards against a race beside a forgotten program, and a false alarm on an idle or a silent machine."""
     monkeypatch.setattr(doctor, "others_cores", lambda: used)
     assert doctor.check_idle().ok == ok
+
+
+HEAVY = ("torch", "transformers", "datasets", "lm_eval", "scipy", "matplotlib", "pandas")
+LIGHT = (
+    "cli", "decoding.acceptance", "decoding.generation", "doctor", "evaluation.benchmarks", "evaluation.local_data",
+    "hub", "methods", "paper", "presets", "statistics.curves", "statistics.intervals", "training.stages", "world",
+)  # fmt: skip
+
+
+def test_registries_are_read_without_what_is_heavy() -> None:
+    """Guards against a `list` that waits seconds for PyTorch, scipy or datasets, which it has no use for."""
+    light = ", ".join(f"marsbench.{name}" for name in LIGHT)
+    program = f"import sys, {light}; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_normal_quantile_is_scipys() -> None:
+    """Guards against a digit of the written-out quantile that would move every committed interval."""
+    assert float(stats.norm.ppf((1 + LEVEL) / 2)) == QUANTILE
+
+
+def test_lines_come_now_and_then_and_say_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a flooded log, an interrupted run's work taken for this run's speed, and a division by zero."""
+    clock, log = [0.0], StringIO()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    bar = Bar("racing", None, Console(file=log, width=80))
+    for seconds, done, note in [(0, 100, ""), (10, 105, ""), (30, 115, "loss 2"), (40, 120, ""), (60, 130, "")]:
+        clock[0] = seconds
+        bar.update(done, 400, note)
+    assert log.getvalue().splitlines() == [
+        "  racing: 115/400, about 10 min left, loss 2",  # 15 in 30 seconds, 285 to go
+        "  racing: 130/400, about 9 min left",
+    ]
+    clock, log = [0.0], StringIO()
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    bar = Bar("training", None, Console(file=log, width=80))
+    clock[0] = 60
+    bar.update(25, 500, "loss 2")
+    assert log.getvalue() == "  training: 25/500, loss 2\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "less than a minute"), (60, "about 1 min"), (5000, "about 83 min"), (9000, "about 2.5 hours")],
+)
+def test_times_are_said_as_one_would(seconds: float, said: str) -> None:
+    """Guards against a wrong unit."""
+    assert roughly(seconds) == said
+
+
+def test_processes_part_before_python_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against threads that listen on and abort Python, one time in three, after all is answered or trained."""
+    at_the_end: list[Callable[[], None]] = []
+    monkeypatch.setattr(atexit, "register", at_the_end.append)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    assert all_processes() and torch.distributed.is_initialized()
+    for part in at_the_end:
+        part()
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_busy_neighbour_is_counted() -> None:
+    """Guards against a measure that sees no other process, and a warning that does not come."""
+    process = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it has started
+        used = others_cores(0.3)
+        process.kill()
+    assert used is not None and used > 0.25
+    assert "this machine is not idle" in warning(used) and warning(0.1) == warning(None) == ""
+
+
+def test_a_machine_that_tells_nothing_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a race that dies because the system hides such numbers."""
+
+    def hidden(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError("/proc/stat")
+
+    monkeypatch.setattr(psutil, "cpu_percent", hidden)
+    assert others_cores(0.01) is None
+
+
+@pytest.mark.parametrize(("laps", "used"), [([0.02, 0.05, 0.9], ""), ([0.02, 0.6, 0.9], "0.60"), ([], "0.30")])
+def test_a_page_says_what_was_not_timed_alone(laps: list[float], used: str) -> None:
+    """Guards against a speed-up that was measured beside a compiler and looks like any other, and a false alarm."""
+    alone = next(row for row in page_rows("speedup") if isinstance(row, SweepRow) and row.seconds)
+    told: dict[str, Any] = {"others_cores": laps, "provenance": {**alone.provenance, "others_cores": 0.3}}
+    remark = busy_remark([replace(alone, others_cores=[]), replace(alone, **told)])
+    assert f"up to {used} cores" in remark if used else not remark
+
+
+def test_rows_say_how_threads_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against times of impatient and of patient threads that look as if they came from one setting."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert provenance(seed=0)["wait_policy"] == "the library's own"
+    monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
+    assert provenance(seed=0)["wait_policy"] == "the library's own, GOMP_SPINCOUNT=1000"
+
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = str(ROOT / "results" / "mini" / "ar_sft.jsonl")
+SWEEP = str(ROOT / "results" / "mini" / "sweep.jsonl")
+DECODE = ["decode", "--prompt-ids", "prompts.jsonl"]
+SCORE = ["score", "--benchmark"]
+DISTILL = ["distill", "--checkpoint", "ar_sft", "--prompts", "asked.jsonl", "--out", "chats.jsonl"]
+TUNE = ["tune", "--scale", "micro", "--output", "."]
+EVAL = ["eval", "--benchmark", "mini_gsm8k", "--limit", "2", "--scale", "micro", "--output", "."]
+HERE = ["--scale", "micro", "--output", "."]
+
+
+NO_LINES = {  # what a file may hold in place of lines of JSON
+    "digits": b'{"prompt_ids": [%s]}\n' % (b"1" * 5000),
+    "deep": b"[" * 100_000 + b"]" * 100_000 + b"\n",
+    "half": b'{"prompt": "half \\ud83d", "messages": [{"role": "user", "content": "\\udc00"}]}\n',
+    "latin": b'{"prompt": "caf\xe9"}\n',
+    "packed": gzip.compress(b'{"prompt": "One?"}\n'),
+}
+
+
+@pytest.fixture(scope="module")
+def wrongly(micro_checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files to get wrong; no command may change any."""
+    tmp_path = tmp_path_factory.mktemp("wrongly")
+    (tmp_path / "data").mkdir()
+    shutil.copytree(next(micro_checkpoints.glob("mars-b4-*")), tmp_path / "mars")
+    shutil.copytree(next(micro_checkpoints.glob("ar_sft-*")), tmp_path / "ar_sft")
+    shutil.copytree(tmp_path / "mars", tmp_path / "maskless")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        text = (tmp_path / "mars" / name).read_text()
+        (tmp_path / "maskless" / name).write_text(text.replace("<|mask|>", "<|spare|>").replace("mask_token", "spare"))
+    (tmp_path / "prompts.jsonl").write_text('{"prompt_ids": [5, 6, 7]}\n')
+    (tmp_path / "asked.jsonl").write_text('{"prompt": "One?"}\n')
+    (tmp_path / "broken.jsonl").write_text('{"prompt_ids": "five"}\n')
+    (tmp_path / "answers.jsonl").write_text('{"doc_id": 0, "response": "4", "target": "of another benchmark"}\n')
+    (tmp_path / "grid.yaml").write_text(
+        "batch_sizes: [1]\nprompts: 6\nrepeats: 1\ncontenders:\n- {method: magic, stage: mars}\n"
+    )
+    (tmp_path / "few.yaml").write_text(
+        "batch_sizes: [1]\nprompts: 7\nrepeats: 1\ncontenders:\n- {method: ar, stage: mars, name: ar}\n"
+    )
+    (tmp_path / "compiled.yaml").write_text(
+        "batch_sizes: [1]\nprompts: 6\nrepeats: 1\ncontenders:\n- {method: ar, stage: mars, name: ar}\n"
+        "- {method: mars, stage: mars, compiled: true}\n"
+    )
+    for name, content in NO_LINES.items():
+        (tmp_path / f"{name}.jsonl").write_bytes(content)
+    (tmp_path / "right.jsonl").write_text(json.dumps({"doc_id": 0, "response": "yes"}) + "\n")
+    return tmp_path
+
+
+@pytest.fixture
+def folder(wrongly: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of such files, from which every command is typed."""
+    monkeypatch.chdir(wrongly)
+    monkeypatch.delenv("MARSBENCH_DATA", raising=False)
+
+    def trained(*_: object, **__: object) -> None:
+        raise AssertionError("something was trained")
+
+    monkeypatch.setattr("marsbench.training.trainer.train", trained)
+    monkeypatch.setattr("marsbench.racing.course.step_times", trained)
+    return wrongly
+
+
+WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word that the message must hold)
+    "eval: metric misspelt": ([*EVAL, "--metric", "entropi", "--threshold", "0.5"], "entropy"),
+    "eval: threshold above 1": ([*EVAL, "--threshold", "1.5"], "between 0 and 1"),
+    "eval: threshold for a method without": ([*EVAL, "--method", "ar", "--threshold", "0.9"], "takes no threshold"),
+    "eval: no such method": ([*EVAL, "--method", "magic"], "mars-verified"),
+    "eval: no such stage": ([*EVAL, "--stage", "marz"], "ar_sft"),
+    "eval: no such benchmark": (["eval", "--benchmark", "trivia", *HERE], "mini_gsm8k"),
+    "eval: one of two benchmarks unknown": ([*EVAL, "--benchmark", "trivia"], "mini_gsm8k"),
+    "eval: no such layout": ([*EVAL, "--method", "mars-verified", "--layout", "circle"], "groups"),
+    "eval: no such dtype": ([*EVAL, "--dtype", "int8"], "bfloat16"),
+    "eval: masks that the stage never saw": ([*EVAL, "--stage", "ar_sft"], "trained with masks"),
+    "eval: masks that the checkpoint never saw": ([*EVAL, "--checkpoint", "ar_sft"], "trained with masks"),
+    "eval: a checkpoint without a mask token": ([*EVAL, "--checkpoint", "maskless"], "mask token"),
+    "eval: no draft model": ([*EVAL, "--method", "speculative"], "draft"),
+    "eval: no heads": ([*EVAL, "--method", "medusa"], "heads"),
+    "eval: no such checkpoint": ([*EVAL, "--checkpoint", "./nowhere"], "no such checkpoint"),
+    "eval: no such scale": ([*EVAL, "--scale", "huge"], "mini"),
+    "eval: no such policy": ([*EVAL, "--existing", "perhaps"], "rerun"),
+    "eval: no part of a whole": ([*EVAL, "--shard", "3/2"], "I/N"),
+    "eval: window of nothing": ([*EVAL, "--method", "mars-verified", "--window", "0"], "--window"),
+    "eval: no tokens": ([*EVAL, "--max-new-tokens", "0"], "--max-new-tokens"),
+    "eval: no such data folder": ([*EVAL, "--data-dir", "nope"], "no such folder"),
+    "eval: no such data": (["eval", "--benchmark", "gsm8k", "--data-dir", "data", *HERE], "no local copy"),
+    "eval: a layout for a method without": ([*EVAL, "--layout", "linear"], "no layout"),
+    "eval: a window for a method without": ([*EVAL, "--method", "ar", "--window", "3"], "no window"),
+    "eval: drafts for a method without": ([*EVAL, "--draft-length", "3"], "no draft length"),
+    "show: an option that neither method has": (["show", "--tree-width", "3", *HERE], "medusa"),
+    "distill: an option that the method has not": ([*DISTILL, "--cache-block", "8"], "mars-block-cache"),
+    "eval: a seed below 0": ([*EVAL, "--seed", "-1"], "--seed"),
+    "eval: no prompt tokens": ([*EVAL, "--prefill-positions", "0"], "--prefill-positions"),
+    "decode: no prompt tokens": (
+        [*DECODE, "--model", "mars", "--out", "o.jsonl", "--prefill-positions", "0"],
+        "--prefill-positions",
+    ),
+    "show: no question": (["show", "", *HERE], "empty"),
+    "show: no tokens": (["show", "--window", "8", "--max-new-tokens", "0", *HERE], "--max-new"),
+    "show: an image of no kind": (["show", "--image", "answer.doc", *HERE], "png"),
+    "show: an image that is a folder": (["show", "--image", "data.png/", "--method", "magic", *HERE], "magic"),
+    "decode: prompts overwritten": ([*DECODE, "--model", "mars", "--out", "prompts.jsonl"], "prompts"),
+    "decode: output is a folder": ([*DECODE, "--model", "mars", "--out", "data"], "folder"),
+    "decode: no such prompts": (
+        ["decode", "--prompt-ids", "nowhere.jsonl", "--model", "mars", "--out", "answers.jsonl"],
+        "nowhere.jsonl",
+    ),
+    "decode: prompts as text": (["decode", "--model", "mars", "--prompt-ids", "broken.jsonl", "--out", "o"], "line 1"),
+    "decode: no mask token": ([*DECODE, "--model", "maskless", "--out", "o.jsonl"], "--mask-id"),
+    "reproduce: no such table": (["reproduce", "table99", *HERE], "table2"),
+    "reproduce: no such data folder": (["reproduce", "table2", "--data-dir", "nope", *HERE], "no such folder"),
+    "reproduce: quick for no sweep": (["reproduce", "table2", "--quick", *HERE], "--quick"),
+    "reproduce: no jobs": (["reproduce", "table2", "--jobs", "0", *HERE], "--jobs"),
+    "reproduce: benchmarks that a table has not": (["reproduce", "table8", "--benchmarks", "mini_bbh", *HERE], "gsm8k"),
+    "reproduce: a checkpoint for no stage": (["reproduce", "table2", "--checkpoint", "marz=mars", *HERE], "ar_sft"),
+    "plan: a checkpoint for no stage": (["plan", "--checkpoint", "marz=foo"], "ar_sft"),
+    "reproduce: a checkpoint that is not there": (
+        ["reproduce", "table9", "--checkpoint", "mars=/nowhere", *HERE],
+        "no such checkpoint",
+    ),
+    "plan: two plans": (["plan", "--sweep", "--table", "2"], "--sweep"),
+
+    "plan: no such table": (["plan", "--table", "99"], "table2"),
+    "sweep: an unknown method in the grid": (["sweep", "--grid", "grid.yaml", *HERE], "grid.yaml, contender 1"),
+    "sweep: prompts that benchmarks cannot share": (["sweep", "--grid", "few.yaml", *HERE], "multiple of 6"),
+    "sweep: a label that leads elsewhere": (["sweep", "--label", "../../elsewhere", *HERE], "--label"),
+    "sweep: no such grid": (["sweep", "--grid", "nowhere.yaml", *HERE], "nowhere.yaml"),
+    "sweep: compiled against eager": (["sweep", "--grid", "compiled.yaml", *HERE], "no compiled 'ar'"),
+    "tune: a checkpoint without a mask token": ([*TUNE, "--checkpoint", "maskless", "--prompts", "6"], "mask token"),
+    "tune: a stage without masks": ([*TUNE, "--stage", "ar_sft", "--prompts", "6"], "trained with masks"),
+    "tune: prompts that benchmarks cannot share": ([*TUNE, "--prompts", "7"], "multiple of 6"),
+    "train: no such stage": (["train", "nothing", *HERE], "ar_sft"),
+    "train: chat data in the world": (["train", "mars", "--chat-data", "prompts.jsonl", *HERE], "of 0.5b, 135m, 7b"),
+    "distill: no such prompts": ([*DISTILL, "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
+    "distill: token ids": ([*DISTILL, "--prompts", "prompts.jsonl"], "--column"),
+    "distill: no such column": ([*DISTILL, "--column", "question"], "question"),
+    "distill: prompts overwritten": ([*DISTILL, "--out", "asked.jsonl"], "prompts"),
+    "distill: another file overwritten": ([*DISTILL, "--out", "answers.jsonl"], "another --out"),
+    "distill: output is a folder": ([*DISTILL, "--out", "data"], "folder"),
+    "distill: a method that may write otherwise": ([*DISTILL, "--method", "mars"], "mars-verified"),
+    "distill: no such method": ([*DISTILL, "--method", "magic"], "mars-verified"),
+    "distill: samples that are all the same": ([*DISTILL, "--samples", "2"], "--temperature"),
+    "distill: a temperature below 0": ([*DISTILL, "--temperature", "-1"], "--temperature"),
+    "distill: sampling by a greedy method": ([*DISTILL, "--method", "hf-generate", "--temperature", "1"], "greedy"),
+    "distill: rows for a method of one": (
+        [*DISTILL, "--method", "hf-assisted", "--draft", "ar_sft", "--batch-size", "2"],
+        "batch size of 1",
+    ),
+    "distill: masks that the checkpoint never saw": ([*DISTILL, "--method", "mars-verified"], "trained with masks"),
+    "distill: no such checkpoint": ([*DISTILL, "--checkpoint", "./nowhere"], "no such checkpoint"),
+    "distill: answers as long as the context": ([*DISTILL, "--max-new-tokens", "512"], "no room"),
+    "distill: no such scale": (["distill", "--prompts", "asked.jsonl", "--out", "o.jsonl", "--scale", "huge"], "mini"),
+    "results: a folder without rows": (["results", str(ROOT / "docs")], "no rows"),
+    "results: no match to write": (["results", ROWS, "--where", "method=magic", "--out", "o.csv"], "no row"),
+    "results: a field that there is not": (["results", ROWS, "--where", "colour=red"], "benchmark"),
+    "results: output is a folder": (["results", ROWS, "--out", "data.csv/.."], "kind of file"),
+    "results: two that share no cell": (["results", ROWS, "--against", SWEEP], "in common"),
+    "score: answers of another benchmark": ([*SCORE, "mini_gsm8k", "--responses", "answers.jsonl"], "line 1"),
+    "score: output is a folder": ([*SCORE, "mini_bbh", "--responses", "right.jsonl", "--out", "data"], "folder"),
+    "score: no such file": ([*SCORE, "mini_bbh", "--responses", "nowhere.jsonl"], "nowhere.jsonl"),
+    "report: no such scale": (["report", "--scale", "nano", "--output", "data"], "mini"),
+    "report: nothing measured": (["report", "--output", "data"], "reproduce table2"),
+    "list: nothing of that name": (["list", "everything"], "stages"),
+}  # fmt: skip
+
+
+WRONG |= {
+    f"{command[0]}: {name}": ([*command, f"{name}.jsonl"], "unpack" if name == "packed" else "line 1")
+    for name in NO_LINES
+    for command in (
+        ["decode", "--model", "mars", "--out", "o.jsonl", "--prompt-ids"],
+        ["distill", "--checkpoint", "ar_sft", "--out", "chats.jsonl", "--prompts"],
+        ["score", "--benchmark", "mini_gsm8k", "--responses"],
+        ["results"],
+    )
+}
+WRONG["show: a question in Latin-1"] = (["show", "caf\udce9 is?", "--checkpoint", "mars", "--method", "ar"], "UTF-8")
+
+
+def files_in(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every file with its size and the time of its last change, locks left out."""
+    files = (file for file in folder.rglob("*") if file.is_file() and file.suffix != ".lock")
+    return {str(file): (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_wrong_usage_is_refused(mistake: str, folder: Path) -> None:
+    """Guards against work before a refusal, tracebacks, exit codes other than 2, and files written or lost."""
+    arguments, word = WRONG[mistake]
+    before = files_in(folder)
+    done = CliRunner().invoke(app, arguments)
+    said = done.stderr
+    assert done.exit_code == 2, (done.exit_code, said, done.exception)
+    assert word in said and "Traceback" not in said, said
+    assert "fix:" in said or "Usage:" in said, "the program's own message, or that of the command line's parser"
+    assert files_in(folder) == before
+
+
+def test_what_cannot_be_measured_leaves_nothing_behind(folder: Path) -> None:
+    """Guards against "not run" pages and an index that points to them, where a machine could measure nothing."""
+    output = ["--output", "out", "--scale", "micro"]
+    (folder / "empty").mkdir()
+    done = invoke("reproduce", "table2", "--benchmarks", "real", "--data-dir", "empty", *output, code=3)
+    assert "could be measured" in done.stderr and "no local copy" in done.stderr
+    workspace = Workspace(Path("out"), "micro")
+    assert not workspace.reports.exists() and not workspace.store.exists()

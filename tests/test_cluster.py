@@ -1,10 +1,10 @@
 """The cluster: three Ray nodes on this machine do what processes here do, and lose nothing when nodes die."""
 
-from __future__ import annotations
-
-import ast
 import importlib.util
 import os
+import re
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 import ray
+import yaml
 from ray.cluster_utils import Cluster as Simulated
-from small_work import count_and_die, do, fail, its_process, nothing, sleep_long, stay, wait_for_word, who
+from small_work import count_and_die, do, fail, its_number, nothing, sleep_long, stay, wait_for_word, who
+from test_docs import complaint
 from test_work import Here, assert_ends, comparable, run_in, wait_for
-from typer.testing import CliRunner
+from tools import invoke
 
-from marsbench.cli import app
 from marsbench.errors import UserError
 from marsbench.executors import cluster
 from marsbench.executors.cluster import Cluster
@@ -51,20 +52,16 @@ def simulated() -> Iterator[Simulated]:
 
 @pytest.fixture
 def three(simulated: Simulated, tmp_path: Path) -> Cluster:
-    """The executor on it."""
     return Cluster(simulated.address, tmp_path / "logs")
 
 
 def ends(executor: Cluster, tasks: Sequence[Task]) -> dict[str, Ended]:
-    """How all tasks end."""
     found = [*executor.run(tasks)]
     assert sorted(end.name for end in found) == sorted(task.name for task in tasks)
     return {end.name: end for end in found}
 
 
 # ---- tasks ----------------------------------------------------------------------------------------------------------
-
-
 def test_tasks_are_shared_out_and_races_run_alone(three: Cluster, tmp_path: Path) -> None:
     """Guards against one node that does it all, two races at once on one machine, and anything beside a race."""
     tasks = [do(f"task{number}", stay, tmp_path) for number in range(6)]
@@ -128,10 +125,7 @@ def test_what_a_lost_node_did_is_done_elsewhere(simulated: Simulated, tmp_path: 
     nodes = [simulated.add_node(num_cpus=1, num_gpus=1, object_store_memory=MEMORY) for _ in range(2)]
     try:
         executor = Cluster(simulated.address, tmp_path / "logs")
-        task, child = (
-            do("task", wait_for_word, tmp_path, alone=True),
-            do("child", nothing, tmp_path, "task"),
-        )
+        task, child = (do("task", wait_for_word, tmp_path, alone=True), do("child", nothing, tmp_path, "task"))
 
         def lose() -> None:
             where = wait_for(tmp_path / "running", 300)
@@ -162,7 +156,7 @@ def test_several_gpus_are_those_of_one_node(simulated: Simulated, tmp_path: Path
         assert len(found["one"].value.split(",")) == 1 and len(found["wide"].value.split(",")) == 2
         with pytest.raises(UserError, match="they have 3 at most"):
             [*with_gpus.run([replace(wide, gpus=4)])]
-        of_each = ends(with_gpus, [do(f"task{number}", its_process, tmp_path) for number in range(5)]).values()
+        of_each = ends(with_gpus, [do(f"task{number}", its_number, tmp_path) for number in range(5)]).values()
         processes = {end.value for end in of_each}
         assert len(processes) == 5, "what has used a GPU holds memory there until it ends"
         for process in processes:
@@ -184,8 +178,6 @@ def test_who_stops_listening_ends_what_runs(three: Cluster, tmp_path: Path) -> N
 
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_node_that_does_not_see_the_folder_is_named(
     three: Cluster, simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,8 +196,6 @@ def test_a_node_that_does_not_see_the_folder_is_named(
 
 
 # ---- pages ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_page_made_by_a_cluster_is_the_page(three: Cluster, tmp_path: Path, micro_checkpoints: Path) -> None:
     """Guards against rows that depend on where they were made, lack their node, or are written by a node."""
     asked = {"benchmarks": ("mini_gsm8k",), "limit": 2}
@@ -224,22 +214,12 @@ def test_a_page_made_by_a_cluster_is_the_page(three: Cluster, tmp_path: Path, mi
 
 
 # ---- without a cluster ----------------------------------------------------------------------------------------------
-
-
 def test_nothing_of_ray_is_imported_without_a_cluster() -> None:
     """Guards against a second of imports, and an error without the extra, for who has one machine."""
     for file in PACKAGE.rglob("*.py"):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        everywhere = [one for one in ast.walk(tree) if isinstance(one, ast.Import | ast.ImportFrom)]
-        named = {
-            name
-            for one in everywhere
-            for name in ([one.module or ""] if isinstance(one, ast.ImportFrom) else [alias.name for alias in one.names])
-        }
-        if file.relative_to(PACKAGE).as_posix() != "executors/cluster.py":
-            assert not {name for name in named if name.partition(".")[0] == "ray"}, file
-        on_top = [one.module for one in tree.body if isinstance(one, ast.ImportFrom)]
-        assert "marsbench.executors.cluster" not in on_top, file
+        text = file.read_text(encoding="utf-8")
+        assert file.name == "cluster.py" or not re.search(r"^\s*(import|from) ray\b", text, re.M), file
+        assert "\nfrom marsbench.executors.cluster import" not in text, file
 
 
 @pytest.mark.parametrize(
@@ -258,5 +238,111 @@ def test_a_cluster_that_cannot_be_used_is_refused_at_once(
     if not more:
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     arguments = ["reproduce", "table2", "--scale", "micro", "--cluster", "auto", "--output", str(tmp_path), *more]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 2 and said in done.output and not (tmp_path / "runs").exists()
+    done = invoke(*arguments, code=2)
+    assert said in done.output and not (tmp_path / "runs").exists()
+
+
+LAUNCH = PACKAGE / "presets" / "launch"
+SLURM, KUBERNETES = LAUNCH / "ray_on_slurm.sbatch", LAUNCH / "ray_on_kubernetes.yaml"
+ON_TWO_NODES = {
+    "SLURM_JOB_NODELIST": "a[1-2]",
+    "SLURM_JOB_ID": "7",
+    "SLURM_CPUS_ON_NODE": "32",
+    "SLURM_GPUS_ON_NODE": "8",
+}
+PROGRAMS = {  # what the script calls -> what stands for it here
+    "scontrol": 'printf "a1\\na2\\n"',
+    "srun": 'case "$*" in *hostname*) echo 10.0.0.1 fe80::1;; esac',
+    "python": "cat > /dev/null",
+    "sleep": "",
+    "marsbench": '[ -z "${STAYS:-}" ] || { trap "/bin/sleep 1; echo ended >&2; exit 5" TERM; echo > "$STAYS"; '
+    'while :; do /bin/sleep 0.1; done; }; echo "$RAY_AUTH_MODE ${#RAY_AUTH_TOKEN}" >&2; exit "${FAILS:-0}"',
+}
+
+
+def submit(folder: Path, *words: str, **more: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Run the script as SLURM would, on two nodes; and what it has called."""
+    log = folder / "log"
+    environment = allocation(folder, **more)
+    done = subprocess.run(["bash", str(SLURM), *words], env=environment, capture_output=True, text=True, check=False)
+    return done, log.read_text().splitlines() if log.exists() else []
+
+
+def allocation(folder: Path, **more: str) -> dict[str, str]:
+    """The environment of an allocation of two nodes, whose programs only write down that they were called."""
+    programs = folder / "bin"
+    programs.mkdir()
+    for name, does in PROGRAMS.items():
+        program = programs / name
+        program.write_text(f'#!/bin/bash\necho "{name} $*" >> "{folder / "log"}"\n{does}\n')
+        program.chmod(0o755)
+    return {**ON_TWO_NODES, **more, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_the_slurm_script_starts_ray_on_all_nodes_and_the_command_on_one(tmp_path: Path) -> None:
+    """Guards against a cluster of one node, a lost argument, and a status that SLURM never sees."""
+    done, called = submit(tmp_path, "reproduce", "all", "--scale", "7b", "--output", "a folder", FAILS="3")
+    assert done.returncode == 3, done.stderr
+    lent = "--num-cpus=32 --num-gpus=8 --disable-usage-stats --block"
+    steps = [line for line in called if "ray start" in line]
+    head, others = sorted(steps, key=lambda line: "--head" not in line)
+    assert "--nodelist=a1" in head and head.endswith(f"--node-ip-address=10.0.0.1 --port=20007 {lent}")
+    assert "--nodes=1 --ntasks=1 --overlap --exclude=a1" in others and f"--address=10.0.0.1:20007 {lent}" in others
+    assert "python - 10.0.0.1:20007 2" in called, "it does not wait for both"
+    (command,) = (line for line in called if line.startswith("marsbench "))
+    assert command == "marsbench reproduce all --scale 7b --output a folder --cluster 10.0.0.1:20007"
+    assert not complaint(command.replace("a folder", "folder").split()[1:])
+
+
+def test_the_slurm_script_asks_for_a_command(tmp_path: Path) -> None:
+    """Guards against an allocation for nothing, two Ray nodes on one machine, and a command that is killed unawares."""
+    done, called = submit(tmp_path)
+    assert done.returncode == 2 and "which marsbench command?" in done.stderr and not called
+    asked = [line.removeprefix("#SBATCH ") for line in SLURM.read_text().splitlines() if line.startswith("#SBATCH ")]
+    assert {"--ntasks-per-node=1", "--exclusive", "--signal=B:TERM@120"} <= {*asked}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_the_slurm_script_waits_for_a_command_that_is_told_to_end(tmp_path: Path) -> None:
+    """Guards against an allocation that is given back while the command still writes down what it has."""
+    begun = tmp_path / "begun"
+    script = ["bash", str(SLURM), "reproduce", "all"]
+    environment = allocation(tmp_path, STAYS=str(begun))
+    with subprocess.Popen(script, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        wait_for(begun)
+        running.terminate()
+        assert running.wait() == 5 and running.stderr is not None and "ended" in running.stderr.read()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize(("given", "length"), [({}, 64), ({"RAY_AUTH_TOKEN": "mine"}, 4)])
+def test_the_clusters_ask_for_a_token(given: dict[str, str], length: int, tmp_path: Path) -> None:
+    """Guards against a cluster that runs the code of whoever reaches its ports."""
+    done, _ = submit(tmp_path, "reproduce", "all", **given)
+    assert f"token {length}" in done.stderr
+    cluster = yaml.safe_load(KUBERNETES.read_text(encoding="utf-8"))["spec"]["rayClusterSpec"]
+    assert cluster["authOptions"] == {"mode": "token"} and cluster["rayVersion"] >= "2.52"
+
+
+def test_the_rayjob_is_whole() -> None:
+    """Guards against a command that does not exist, a volume that nobody mounts, and pods of several images."""
+    job: dict[str, Any] = yaml.safe_load(KUBERNETES.read_text(encoding="utf-8"))
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    words = job["spec"]["entrypoint"].split()
+    assert words[0] == "marsbench" and not complaint(words[1:]) and words[-2:] == ["--cluster", "auto"]
+    cluster = job["spec"]["rayClusterSpec"]
+    (workers,) = cluster["workerGroupSpecs"]
+    assert workers["minReplicas"] == workers["replicas"] == workers["maxReplicas"]
+    images, output = set(), words[words.index("--output") + 1]
+    for group in (cluster["headGroupSpec"], workers):
+        pod = group["template"]["spec"]
+        volumes = {volume["name"]: volume for volume in pod["volumes"]}
+        (container,) = pod["containers"]
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        assert {*mounts.values()} == volumes.keys()
+        assert volumes[mounts[output]]["persistentVolumeClaim"]["claimName"] == "marsbench"
+        assert container["resources"]["requests"] == container["resources"]["limits"]
+        images.add(container["image"])
+    assert len(images) == 1
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"

@@ -1,7 +1,5 @@
 """Compiled steps where users meet them: commands, lm-eval, transformers, grids and the page of speed."""
 
-from __future__ import annotations
-
 import gc
 import json
 from collections.abc import Callable
@@ -15,12 +13,11 @@ import torch
 import yaml
 from made_up import sweep_row
 from test_static import MASK, llama
+from tools import invoke
 from transformers import PreTrainedModel
-from typer.testing import CliRunner
 
 import marsbench
 from marsbench.answering import Answering
-from marsbench.cli import app
 from marsbench.compiled import graphs
 from marsbench.compiled.graphs import Graphs, kind_of_batch
 from marsbench.decoding.engine import Batch, decode
@@ -66,15 +63,12 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---- commands -------------------------------------------------------------------------------------------------------
-
-
 def decoded(folder: Path, prompts: list[list[int]], *options: str) -> tuple[bytes, str]:
     """The file that `marsbench decode` writes, and what it says on the way."""
     (folder / "in.jsonl").write_text("".join(json.dumps({"prompt_ids": prompt}) + "\n" for prompt in prompts))
     files = ["--prompt-ids", str(folder / "in.jsonl"), "--out", str(folder / "out.jsonl")]
     ids = ["--eos-id", "2", "--pad-id", "0", "--mask-id", "3", "--max-new-tokens", "24"]
-    done = CliRunner().invoke(app, ["decode", "--model", str(GOLDEN / "mars"), *files, *ids, *options])
-    assert done.exit_code == 0, done.output
+    done = invoke("decode", "--model", str(GOLDEN / "mars"), *files, *ids, *options)
     return (folder / "out.jsonl").read_bytes(), done.stderr
 
 
@@ -102,18 +96,16 @@ def test_compiling_makes_no_other_cell(made: Steps, output: Path) -> None:
     asked = ["eval", "--benchmark", "mini_gsm8k", "--limit", "2", "--scale", "micro", "--output", str(output)]
     store, found = RowStore(Workspace(output, "micro").row_file), []
     for more in ([], ["--compile", "--existing", "rerun"]):
-        assert CliRunner().invoke(app, [*asked, *more]).exit_code == 0
+        invoke(*asked, *more)
         found.append({key: row for key, row in store.rows().items() if row.kind == "evaluation"})
     eager, compiled = found
     assert made and eager.keys() == compiled.keys() and len(eager) == 1
     for more in ([], ["--compile"]):
-        assert CliRunner().invoke(app, [*asked, "--dtype", "bfloat16", *more]).exit_code == 0
+        invoke(*asked, "--dtype", "bfloat16", *more)
     assert len([row for row in store.rows().values() if row.kind == "evaluation"]) == 3
 
 
 # ---- lm-eval and transformers ---------------------------------------------------------------------------------------
-
-
 def test_lm_eval_is_told_in_text(
     made: Steps, micro_checkpoints: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +151,6 @@ def test_graphs_go_with_their_model(made: Steps) -> None:
 
 
 # ---- grids and races ------------------------------------------------------------------------------------------------
-
 BOTH = [False, True]
 AR: dict[str, Any] = {"name": "ar", "method": "ar", "stage": "mars", "compiled": BOTH}
 
@@ -186,8 +177,7 @@ def test_a_grid_says_who_is_compiled(tmp_path: Path) -> None:
 def test_a_race_compiles_by_what_is_best_on_the_device(
     device: str, taken: str, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against minutes of inductor for each shape on a GPU, where recording a step is enough, and against keys of
-    committed rows that are not found again."""
+    """Guards against minutes of inductor on a GPU, where recording is enough, keys of committed rows that are lost."""
     monkeypatch.setattr(course, "default_device", lambda: device)
     contender = Line.raced("ar", "mars", "ar").compiled_form()
     run = Run(preset("micro"), Workspace(output, "micro"))
@@ -226,8 +216,7 @@ def test_a_sweep_races_compiled_against_compiled(made: Steps, output: Path) -> N
         {"method": "mars-block-cache", "stage": "mars", "compiled": True},
     ]
     asked = ["--scale", "micro", "--output", str(output), "--grid", str(grid_file(output, *contenders))]
-    done = CliRunner().invoke(app, ["sweep", *asked])
-    assert done.exit_code == 0, done.output
+    invoke("sweep", *asked)
     rows = [row for row in Workspace(output, "micro").rows if isinstance(row, SweepRow)]
     cells = {row.contender: row for row in rows}
     skipped = cells.pop("mars-block-cache, compiled")
@@ -242,8 +231,6 @@ def test_a_sweep_races_compiled_against_compiled(made: Steps, output: Path) -> N
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
-
-
 def row_of(name: str, method: str, speed: float, *, compiled: bool = False, **options: Any) -> SweepRow:
     """A cell at batch size 4, so many times as fast as eager `ar`; compiled `ar` is twice as fast as that."""
     baselines = {name: {"seconds": [each] * 2, "emitted": 40} for name, each in (("ar", 1.0), ("ar, compiled", 0.5))}
@@ -271,17 +258,14 @@ def ratio(row: SweepRow) -> float:
 
 
 def test_rows_are_held_against_the_ar_of_their_kind() -> None:
-    """Guards against a speed-up that is the compiler's and goes by the name of a method."""
+    """Guards against a speed-up that is the compiler's, over the slower baseline, or of a form nobody would choose."""
     sweep = SweepCells.of([*EAGER_ROWS, *COMPILED_ROWS])
     assert [ratio(row) for row in (*EAGER_ROWS[:2], *COMPILED_ROWS)] == pytest.approx([1.0, 1.5, 2.0, 2.5, 1.1])
     assert faster(EAGER_ROWS[1], COMPILED_ROWS[1]) is None
     assert list(sweep.eager.done) == list(SweepCells.of(EAGER_ROWS).done)
-
-
-def test_each_contender_is_taken_in_its_faster_form() -> None:
-    """Guards against a headline over the slower baseline, or of a contender in a form that nobody would choose."""
     slow, again = row_of("slow, compiled", "jacobi", 0.8, compiled=True), row_of("ar, again", "ar", 1.01)
     sweep = SweepCells.of([*EAGER_ROWS, *COMPILED_ROWS, row_of("slow", "jacobi", 1.2), slow, again])
+
     over = [sweep.over_ar_alike(sweep.done[name, 4]) for name in ("mars", "mars, compiled", "ar", "slow", "cache 4")]
     assert [one.value for one in over if one] == pytest.approx([2.5, 2.5, 1.0, 0.6, 1.2])
     alone = SweepCells.of([*EAGER_ROWS[1:]])

@@ -1,12 +1,11 @@
 """The decode loop and every method in it, held to the golden vectors and to their contracts."""
 
-from __future__ import annotations
-
 import copy
 import random
 from typing import Any
 
 import pytest
+import tools
 import torch
 import transformers as hf
 from hypothesis import HealthCheck, given, settings
@@ -30,7 +29,6 @@ from marsbench.training.medusa import MedusaHeads
 Models = dict[str, hf.PreTrainedModel]
 
 EOS, PAD, MASK = 2, 0, 3
-LOSSLESS = [name for name, info in METHODS.items() if info.lossless and name != "ar"]
 
 
 def run(
@@ -64,7 +62,6 @@ def companions(models: Models, hidden_size: int) -> dict[str, Any]:
 
 
 # ---- the authors' vectors -----------------------------------------------------------------------------------------
-
 SAMPLERS = {
     "sliding_window": ("mars", "mars-no-cache"),
     "sliding_window_cached": ("mars", "mars-no-cache"),
@@ -118,9 +115,7 @@ def test_the_block_cache_spends_no_more_forwards_than_the_authors(
 
 
 def test_a_cycle_of_two_forwards_drafts_and_verifies(golden: dict[str, Any], golden_models: Models) -> None:
-    """Guards against masks that are forwarded behind drafts, drafts that nobody verifies, and a token that waits for
-    the second forward although the first has settled it.
-    """
+    """Guards against masks forwarded behind drafts, drafts that nobody verifies, a token that waits for a forward."""
     for prompt in golden["prompts"][:8]:
         meter = Meter()
         (found,) = run(golden_models["mars"], "uno", [prompt], limit=41, meter=meter)
@@ -132,16 +127,11 @@ def test_a_cycle_of_two_forwards_drafts_and_verifies(golden: dict[str, Any], gol
 
 
 # ---- every method against its contract ----------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def random_models() -> Models:
     """Untrained models: their outputs end early, late or never, and nothing about them is smooth."""
     torch.manual_seed(0)
-    shape = {
-        "vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.5,
-    }  # fmt: skip
+    shape = tools.SIZES
     models: Models = {
         "qwen2": hf.Qwen2ForCausalLM(hf.Qwen2Config(**shape)).eval(),
         "llama": hf.LlamaForCausalLM(hf.LlamaConfig(**shape)).eval(),
@@ -236,15 +226,9 @@ def test_half_precision_runs(method: str, golden: dict[str, Any], golden_models:
     appended_masks=st.sampled_from([None, 5, 15]),
 )
 def test_mars_without_cache_equals_mars(
-    prompts: list[list[int]],
-    window: int,
-    threshold: float | None,
-    appended_masks: int | None,
-    random_models: Models,
+    prompts: list[list[int]], window: int, threshold: float | None, appended_masks: int | None, random_models: Models
 ) -> None:
-    """Guards against stale cache entries, masks of an earlier step that a later one can see, and against masks behind
-    the window that change a token.
-    """
+    """Guards against stale cache entries, masks that a later step can see, and masks behind the window that count."""
     options: dict[str, Any] = {"limit": 15, "threshold": threshold, "window": window}
     model = random_models["qwen2"]
     without = run(model, "mars-no-cache", prompts, **options, appended_masks=appended_masks)
@@ -263,8 +247,6 @@ def test_one_token_mode_equals_ar(method: str, golden: dict[str, Any], golden_mo
 
 
 # ---- drafts are what they should be: a bad draft never shows in the output ------------------------------------------
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize(("layout", "rows", "readings"), [("groups", 1, 1), ("linear", 1, 1), ("groups", 8, 2)])
 def test_a_forward_of_few_entries_reads_the_lm_head_once(
@@ -390,8 +372,6 @@ def test_a_perfect_draft_is_always_accepted(golden: dict[str, Any], golden_model
 
 
 # ---- requests and batches -------------------------------------------------------------------------------------------
-
-
 def test_rows_may_carry_different_options(golden: dict[str, Any], golden_models: Models) -> None:
     """Guards against one row's limit, threshold, stop sequence or temperature applied to the whole batch."""
     model, method = golden_models["mars"], build_method("mars", Options(mask_id=MASK))
@@ -464,8 +444,8 @@ def test_a_row_may_be_taken_out(golden: dict[str, Any], golden_models: Models) -
     assert [found[2]] == run(golden_models["mars"], "ar", golden["prompts"][1:2])
 
 
-def test_the_cache_holds_live_tokens_only(golden: dict[str, Any], golden_models: Models) -> None:
-    """Guards against a cache sized by the limit, the window, or rows that are long gone."""
+def test_the_cache_holds_live_tokens_and_the_meter_counts(golden: dict[str, Any], golden_models: Models) -> None:
+    """Guards against a cache sized by limits, windows or rows that are gone, and positions miscounted."""
     model, prompts = golden_models["mars"], [golden["prompts"][0]] * 4
     held = {}
     for limit in (40, 180):
@@ -476,10 +456,6 @@ def test_the_cache_holds_live_tokens_only(golden: dict[str, Any], golden_models:
     config, heads = model.config, model.config.num_key_value_heads
     per_slot = 4 * 2 * config.num_hidden_layers * heads * (config.hidden_size // config.num_attention_heads)
     assert held[40] <= 4 * (len(prompts[0]) + 31 + 16 + 63) * per_slot
-
-
-def test_the_meter_counts_positions(golden: dict[str, Any], golden_models: Models) -> None:
-    """Guards against positions per forward that are not the window times the rows."""
     meter = Meter()
     prompts = [golden["prompts"][0]] * 2
     first, second = run(golden_models["mars"], "ar", prompts, meter=meter)
@@ -489,8 +465,6 @@ def test_the_meter_counts_positions(golden: dict[str, Any], golden_models: Model
 
 
 # ---- choosing tokens ------------------------------------------------------------------------------------------------
-
-
 def test_neighbouring_positions_draw_independently() -> None:
     """Guards against noise that repeats from one position to the next."""
     logits = torch.zeros(3000, 2, 2)
@@ -500,13 +474,15 @@ def test_neighbouring_positions_draw_independently() -> None:
     assert chisquare(counts).pvalue > 0.001
 
 
-def test_confidence_by_hand() -> None:
-    """Guards against a metric on the wrong scale or in the model's dtype."""
+def test_confidence_and_runs_by_hand() -> None:
+    """Guards against a metric on the wrong scale or in the model's dtype, and tokens right of a rejected one."""
     logits = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).log()
     assert confidence(logits, "probability").item() == pytest.approx(0.5)
     assert confidence(logits, "margin").item() == pytest.approx(0.2)
     assert -confidence(logits, "entropy").item() == pytest.approx(1.0297, abs=1e-4)
     assert confidence(logits.bfloat16(), "probability").dtype == torch.float32
+    passes = torch.tensor([[False, True, False, True], [True, False, True, True]])
+    assert leading_run(passes).tolist() == [2, 1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -523,15 +499,7 @@ def test_a_sum_of_exponentials_decides_as_a_softmax_does(dtype: torch.dtype, mon
         assert torch.equal(found >= tau, plain >= tau)
 
 
-def test_leading_run_stops_at_the_first_failure() -> None:
-    """Guards against tokens accepted to the right of a rejected one, and against a first token rejected."""
-    passes = torch.tensor([[False, True, False, True], [True, False, True, True]])
-    assert leading_run(passes).tolist() == [2, 1]
-
-
 # ---- refusals -------------------------------------------------------------------------------------------------------
-
-
 INF, NAN = float("inf"), float("nan")
 THRESHOLDS = [(1.5, "probability"), (-0.1, "margin"), (-1.0, "entropy"), (0.5, "hope"), (NAN, "probability")]
 THRESHOLDS += [(INF, metric) for metric in ("entropy", "probability", "margin")]
@@ -547,9 +515,7 @@ REQUESTS = [
 
 
 def test_what_is_out_of_range_is_refused(random_models: Models) -> None:
-    """Guards against a threshold that silently accepts everything or nothing, a window of nothing, a batch of no rows,
-    which never ends, and an index error from deep inside the model where a plain word would do.
-    """
+    """Guards against thresholds that accept all or nothing, windows or batches of nothing, errors from the depths."""
     for threshold, metric in THRESHOLDS:
         with pytest.raises(UserError):
             bar(threshold, metric)  # type: ignore[arg-type]

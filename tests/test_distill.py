@@ -1,11 +1,10 @@
 """`marsbench distill`: a model's own answers as chat data, whatever the batch, and however often it is interrupted."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import torch
 from click.testing import Result
 from filelock import FileLock
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tools import invoke
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner
 
@@ -22,10 +22,12 @@ from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.distilling import distill as distilling
 from marsbench.distilling.distill import Chats, Response, read_prompts
+from marsbench.distilling.self_asked import TEMPERATURE, self_asked
 from marsbench.errors import UserError
 from marsbench.methods.ar import Autoregressive
+from marsbench.progress import Reporter
 from marsbench.training.chat_data import read_chat_data
-from marsbench.training.checkpoints import load
+from marsbench.training.checkpoints import Loaded, load
 from marsbench.training.tokenizer import CHAT_TEMPLATE, END, MASK, PAD, START, build_tokenizer
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "plus", "minus", "is", "and")
@@ -97,12 +99,10 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Request, Generation]]
 
 
 # ---- the answers -----------------------------------------------------------------------------------------------------
-
-
 def test_answers_are_read_as_the_very_tokens_that_were_decoded(
     model: Path, prompts: Path, tmp_path: Path, decoded: list[tuple[Request, Generation]]
 ) -> None:
-    """Guards against a template applied twice, a BOS or an EOS too many, and an end that is never learned."""
+    """Guards against a template applied twice, a BOS or EOS too many, an end never learned, data only we can read."""
     done = distill(model, prompts, tmp_path / "chats.jsonl", *SAMPLED)
     assert done.exit_code == 0, done.output
     tokenizer = load(model).tokenizer
@@ -111,15 +111,10 @@ def test_answers_are_read_as_the_very_tokens_that_were_decoded(
     assert 5 < len(whole) < len(QUESTIONS) and chat.dropped == 0
     assert sorted(map(list, chat.sequences["input_ids"])) == whole  # type: ignore[call-overload]
     assert sorted(chat.labelled) == sorted(one.emitted for _, one in decoded if one.finish == "eos")
-
-
-def test_chat_data_can_be_trained_on(model: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against data that only we can read."""
     chats = tmp_path / "chats.jsonl"
     assert distill(model, prompts, chats, *SAMPLED).exit_code == 0
     start = ["--scale", "0.5b", "--base", str(model), "--chat-data", str(chats), "--output", str(tmp_path)]
-    done = CliRunner().invoke(app, ["train", "mars", *start, "--max-steps", "2", "--batch-size", "4"])
-    assert done.exit_code == 0, done.output
+    done = invoke("train", "mars", *start, "--max-steps", "2", "--batch-size", "4")
     assert f"{len(written(chats))} conversations to learn, 0 left out" in done.output
 
 
@@ -202,16 +197,12 @@ def test_what_the_trainer_reads_is_told_apart(text: str, spelling: str) -> None:
     assert Chats(tokenizer).spelling(tokens, [{"role": "user", "content": "?"}]) == spelling
 
 
-def test_half_a_character_is_no_text() -> None:
-    """Guards against a replacement character learned in place of what the limit has cut in two."""
+def test_text_that_is_cut_or_trimmed_is_told(model: Path) -> None:
+    """Guards against half a character that is learned, and all answers left out where a template trims them."""
     tokenizer = build_tokenizer(512, texts=500)
     tokens = tokenizer("☃").input_ids
     assert Chats(tokenizer).spelling(tokens, [{"role": "user", "content": "?"}]) == "own"
     assert Chats(tokenizer).spelling(tokens[:-1], [{"role": "user", "content": "?"}]) == "lost"
-
-
-def test_white_space_is_the_templates(model: Path) -> None:
-    """Guards against all answers left out where a template trims them."""
     tokenizer = load(model).tokenizer
     turns = [{"role": "user", "content": "?"}]
     tokens = tokenizer("seven\n").input_ids
@@ -235,10 +226,8 @@ def test_an_answer_ends_where_the_trainer_will_end_it(model: Path, prompts: Path
 
 
 # ---- the prompts -----------------------------------------------------------------------------------------------------
-
-
 def test_prompts_come_in_many_forms(tmp_path: Path) -> None:
-    """Guards against somebody else's answer left in the prompt, and a column that is passed over."""
+    """Guards against others' answers in a prompt, a column passed over, a template's traceback, and prompts unread."""
     system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "One?"}
     theirs, again = {"role": "assistant", "content": "Theirs."}, {"role": "user", "content": "Two?"}
     file = save(
@@ -248,6 +237,18 @@ def test_prompts_come_in_many_forms(tmp_path: Path) -> None:
     assert read_prompts(file) == [[user], [user], [system, user], [user, theirs, again], [user]]
     file = save(tmp_path / "gsm8k.jsonl", {"question": "One?", "answer": "1"})
     assert read_prompts(file, "question") == [[user]]
+    tokenizer = build_tokenizer(512, texts=500)
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turns') }}{% endif %}"
+    tokenizer.chat_template = refuses + CHAT_TEMPLATE
+    prompts = [[{"role": role, "content": "One?"}] for role in ("user", "system")]
+    with pytest.raises(UserError, match="no system turns") as raised:
+        Chats(tokenizer).encoded(prompts, Path("in.jsonl"))
+    assert raised.value.where == "in.jsonl, line 2"
+    (tmp_path / "in.jsonl").write_text('{"prompt": "Hi?"}\n')
+    both = ["--prompts", str(tmp_path / "in.jsonl"), "--self-asked", "5"]
+    for given in ([], both):
+        done = CliRunner().invoke(app, ["distill", "--checkpoint", "x", "--out", str(tmp_path / "out.jsonl"), *given])
+        assert done.exit_code != 0 and "--self-asked" in str(done.output) + str(done.exception)
 
 
 CALLED = [{"role": "user", "content": "What time is it?"}, {"role": "assistant", "content": "", "tool_calls": [{}]}]
@@ -291,8 +292,6 @@ def test_earlier_answers_are_said_to_be_learned(model: Path, tmp_path: Path) -> 
 
 
 # ---- interruptions ---------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def whole(model: Path, prompts: Path, tmp_path: Path) -> Iterator[Path]:
     """Chat data that was made in one go, with its log."""
@@ -390,20 +389,20 @@ def test_more_can_be_asked_later(
     assert few.read_bytes() == many.read_bytes()
 
 
-def test_a_file_of_somebody_elses_stays(model: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against a data set overwritten by a slip."""
+def test_what_is_there_or_in_use_is_refused(model: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against a data set overwritten by a slip, two runs in one file, prompts in a form never asked before."""
     mine = save(tmp_path / "mine.jsonl", {"messages": []})
     done = distill(model, prompts, mine, *SAMPLED)
     assert done.exit_code == 2 and "there is a file of that name" in done.stderr
     assert mine.read_text() == '{"messages": []}\n'
-
-
-def test_two_commands_do_not_write_one_file(model: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against two runs whose lines run into each other."""
     out = tmp_path / "chats.jsonl"
     with FileLock(f"{distilling.log_beside(out)}.lock"):
         done = distill(model, prompts, out, *SAMPLED)
     assert done.exit_code == 2 and "another command is writing" in done.stderr
+    shutil.copytree(model, tmp_path / "plain")
+    (tmp_path / "plain" / "chat_template.jinja").unlink()
+    done = distill(tmp_path / "plain", prompts, tmp_path / "chats.jsonl")
+    assert done.exit_code == 2 and "no chat template" in done.stderr
 
 
 def test_a_broken_log_is_named(whole: Path, model: Path, prompts: Path) -> None:
@@ -416,25 +415,6 @@ def test_a_broken_log_is_named(whole: Path, model: Path, prompts: Path) -> None:
 
 
 # ---- what cannot be --------------------------------------------------------------------------------------------------
-
-
-def test_a_checkpoint_without_a_chat_template_is_refused(model: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against answers to prompts that the model was never asked in such a form."""
-    shutil.copytree(model, tmp_path / "plain")
-    (tmp_path / "plain" / "chat_template.jinja").unlink()
-    done = distill(tmp_path / "plain", prompts, tmp_path / "chats.jsonl")
-    assert done.exit_code == 2 and "no chat template" in done.stderr
-
-
-def test_a_template_that_refuses_names_the_line(tmp_path: Path) -> None:
-    """Guards against a traceback out of a template that knows no system turn."""
-    tokenizer = build_tokenizer(512, texts=500)
-    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turns') }}{% endif %}"
-    tokenizer.chat_template = refuses + CHAT_TEMPLATE
-    prompts = [[{"role": role, "content": "One?"}] for role in ("user", "system")]
-    with pytest.raises(UserError, match="no system turns") as raised:
-        Chats(tokenizer).encoded(prompts, Path("in.jsonl"))
-    assert raised.value.where == "in.jsonl, line 2"
 
 
 @pytest.mark.parametrize(
@@ -454,3 +434,43 @@ def test_what_cannot_be_distilled_is_said(
     done = distill(model, prompts, tmp_path / "chats.jsonl", *options)
     assert done.exit_code == 2 and said in done.stderr, done.output
     assert not (tmp_path / "chats.jsonl").exists()
+
+
+@pytest.fixture(scope="module")
+def talker(micro_checkpoints: Path) -> Loaded:
+    return load(next(micro_checkpoints.glob("ar_sft-*")), device="cpu")
+
+
+def asking(talker: Loaded, says: list[tuple[str, str]]) -> tuple[Any, list[Any]]:
+    """A checkpoint that says these texts in turn, each with how it ends; and what it was asked."""
+    asked: list[Any] = []
+
+    def decode(requests: Any, on_finished: Any, **how: Any) -> None:
+        for request in requests:
+            text, finish = says[len(asked) % len(says)]
+            ids = talker.tokenizer(text, add_special_tokens=False).input_ids
+            asked.append((request, how))
+            on_finished(len(asked), Generation(ids, [1] * len(ids), 1, finish))  # type: ignore[arg-type]
+
+    return SimpleNamespace(loaded=talker, decode=decode), asked
+
+
+def test_questions_are_whole_and_asked_once(talker: Loaded, tmp_path: Path) -> None:
+    """Guards against prompts that are cut, next to nothing, doubled or full of special tokens, and noise."""
+    mask, good = str(talker.tokenizer.eos_token), [f"how many apples has Tom {number} ?" for number in range(4)]
+    says = [(good[0], "eos"), (good[0], "eos"), (good[1], "length"), (good[2] + mask + good[3], "eos"), ("a", "eos")]
+    answering, asked = asking(talker, [*says, (good[1], "eos"), (good[2], "eos")])
+    file = self_asked(answering, 3, tmp_path / "own.jsonl", Reporter())
+    found = [json.loads(line)["prompt"] for line in file.read_text().splitlines()]
+    assert found[0] == talker.tokenizer.decode(talker.tokenizer(good[0]).input_ids, skip_special_tokens=True).strip()
+    assert len(found) == len(set(found)) == 2, "six were drawn for three"
+    requests = [request for request, _ in asked]
+    assert {request.temperature for request in requests} == {TEMPERATURE} and len({one.seed for one in requests}) == 6
+    text = talker.tokenizer.decode(requests[0].prompt_ids)
+    whole = talker.tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
+    assert whole.startswith(text) and "Hello" not in text
+    before = len(asked)
+    assert self_asked(answering, 3, file, Reporter()) == file and len(asked) == before, "what is there stays"
+    with pytest.raises(UserError, match="asked 0"):
+        self_asked(asking(talker, [("a", "eos")])[0], 3, tmp_path / "none.jsonl", Reporter())
+    assert not (tmp_path / "none.jsonl").exists()

@@ -1,7 +1,5 @@
 """README, CONTRIBUTING, docs/ and reports/: what they point to is there, and what they tell to type runs."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter
@@ -45,23 +43,18 @@ def parted(page: Path) -> tuple[str, list[tuple[str, str]]]:
     return prose, [(block["language"], dedent(block["code"])) for block in BLOCK.finditer(text)]
 
 
-def test_the_readme_is_short_and_has_one_place_for_rendered_numbers() -> None:
-    """Guards against a front door that grows back into a manual, and marks that the renderer would not find."""
+def test_the_readme_is_short_and_the_tree_is_whole() -> None:
+    """Guards against a long front door, marks the renderer misses, rooms missing or gone, a search that finds none."""
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120
     assert re.findall(r"^<!-- rendered by marsbench report: (\w+) -->$", text, re.M) == ["begin", "end"]
-
-
-def test_contributing_shows_every_room_once() -> None:
-    """Guards against a room that the tree forgets, repeats, or still shows after it is gone."""
     rooms = Counter(folder.parent.name for folder in Path(marsbench.__file__).parent.glob("*/__init__.py"))
     (tree,) = (code for _, code in parted(ROOT / "CONTRIBUTING.md")[1] if code.startswith("marsbench/"))
     assert Counter(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE)) == rooms
+    assert sum(len(typed(guide)) for guide in GUIDES) > 20
 
 
 # ---- links
-
-
 @cache
 def anchors(page: Path) -> frozenset[str]:
     """The anchors that GitHub gives a page's headings, of which the second with the same words is numbered."""
@@ -88,8 +81,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 # ---- commands
-
-
 def simple_commands(command: str) -> Iterator[list[str]]:
     """The words of each simple command in a command line, loops and lists taken apart, comments left out."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars="();<>|&")
@@ -155,30 +146,15 @@ def check_names(values: dict[str, Any]) -> None:
 
 
 @each_guide
-def test_commands_parse(guide: Path) -> None:
-    """Guards against guides that tell to type a command, an option or a value that the command line refuses."""
+def test_what_a_guide_tells_to_type_is_there(guide: Path) -> None:
+    """Guards against commands, options and values that are refused, files and sessions that moved, broken code."""
     assert not {" ".join(words): said for words in typed(guide) if (said := complaint(words))}
-
-
-def test_guides_tell_commands() -> None:
-    """Guards against a search for commands that finds none."""
-    assert sum(len(typed(guide)) for guide in GUIDES) > 20
-
-
-@each_guide
-def test_mentioned_commands_have_their_options(guide: Path) -> None:
-    """Guards against commands in prose and tables whose name or options the command line does not know."""
     program: Any = typer.main.get_command(app)
     spans = re.findall(r"(?<!`)`((?:marsbench|nox -s|accelerate launch) [^`\n]+)`(?!`)", parted(guide)[0])
     for words in (words for span in spans for words in marsbench_words(span)):
         if words and not words[0].startswith("-"):
             known = {option for parameter in program.commands[words[0]].params for option in parameter.opts}
             assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known | {"--help"}, words
-
-
-@each_guide
-def test_files_and_sessions_are_there_and_examples_compile(guide: Path) -> None:
-    """Guards against a file of the package that was moved, a session that was renamed, and examples that are none."""
     text = guide.read_text(encoding="utf-8")
     files = set(re.findall(r"(?<![\w/.])(?:marsbench|docs|tests|\.github)/[\w./-]+\.(?:ya?ml|py|md|jsonl)\b", text))
     assert not sorted(file for file in files if not (ROOT / file).exists() and "NAME" not in file)

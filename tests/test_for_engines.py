@@ -1,25 +1,25 @@
 """Checkpoints as other engines load them: the folders are read here as those read them; no engine is run."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from safetensors.torch import load_file
 from test_adapter import noisy
 from tokenizers import Tokenizer, models
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from marsbench.decoding.engine import decode
-from marsbench.decoding.generation import Request
+from marsbench.decoding.generation import Generation, Request
 from marsbench.errors import UserError
 from marsbench.forward.draft_head import Network
+from marsbench.methods import METHODS, Options, build_method, check_installed
 from marsbench.methods.mars import Mars
 from marsbench.presets import preset
 from marsbench.training.adapter_files import write_adapter
@@ -43,15 +43,15 @@ def recorded(folder: Path, stage: str, base: str | None = None) -> Path:
 def base(tmp_path: Path) -> Path:
     """A model that has seen masks, with its tokenizer."""
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = hf.LlamaConfig(
         vocab_size=40, hidden_size=16, num_hidden_layers=2, intermediate_size=24, num_attention_heads=2,
         num_key_value_heads=1, initializer_range=0.3, tie_word_embeddings=True,
     )  # fmt: skip
     words = {**{f"w{number}": number for number in range(40) if number != MASK}, "<|mask|>": MASK}
-    tokenizer = PreTrainedTokenizerFast(
+    tokenizer = hf.PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="w0")), mask_token="<|mask|>", eos_token="w2"
     )  # type: ignore[no-untyped-call]
-    for part in (LlamaForCausalLM(config), tokenizer):
+    for part in (hf.LlamaForCausalLM(config), tokenizer):
         part.save_pretrained(tmp_path / "making")
     return recorded(tmp_path / "making", "mars")
 
@@ -87,9 +87,7 @@ def token_for_drafts(config: dict[str, Any]) -> int:
 
 
 def test_a_mars_checkpoint_is_a_parallel_draft_model(base: Path, tmp_path: Path) -> None:
-    """Guards against a key that the loader does not ask for, one before it that says otherwise, and files of our own
-    that a loader of all weights would take for the model's.
-    """
+    """Guards against a key that no loader asks for, one before it that says otherwise, and files of ours as weights."""
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps(config | {"ptd_token_id": 5, "dflash_config": {"mask_token_id": 6}}))
     options = options_in(export(str(base), "pard", tmp_path / "out"), "--speculative-config")
@@ -99,7 +97,7 @@ def test_a_mars_checkpoint_is_a_parallel_draft_model(base: Path, tmp_path: Path)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     token = token_for_drafts(config)
     assert token == MASK == config["pard_token"] and not {"ptd_token_id", "dflash_config"} & {*config}
-    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    model: Any = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     rows = torch.tensor([PROMPT + [token] * (options["num_speculative_tokens"] - 1)])
     assert model(rows).logits[0, -B:].argmax(-1).tolist() == window(load(base).model)
     assert [file.name for file in (tmp_path / "out").glob("*.safetensors")] == ["model.safetensors"]
@@ -126,9 +124,7 @@ def with_lora(model: Any, folder: Path, drafted: Tensor) -> None:
 
 
 def test_an_adapter_is_one_of_unos(adapter: Path, base: Path, tmp_path: Path) -> None:
-    """Guards against names and shapes that peft's readers do not know, a range of ids that is not the mask alone, and
-    the mask's vector left behind: drafts would be worse, and nothing would say so.
-    """
+    """Guards against names, shapes and a range of ids that readers do not know, and the mask's vector left behind."""
     command = export(str(adapter), "uno", tmp_path / "out")
     options = options_in(command, "--speculative-config")
     low, high = options["uno_noise_low"], options["uno_mask_token_id"]
@@ -137,7 +133,7 @@ def test_an_adapter_is_one_of_unos(adapter: Path, base: Path, tmp_path: Path) ->
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
         "adapter_config.json", "adapter_model.safetensors",
     ]  # fmt: skip
-    model: Any = AutoModelForCausalLM.from_pretrained(base).eval()
+    model: Any = hf.AutoModelForCausalLM.from_pretrained(base).eval()
     rows = torch.tensor([PROMPT + [low] * (B - 1)])
     with_lora(model, tmp_path / "out", rows == low)
     ours = load(adapter).model
@@ -155,3 +151,75 @@ def test_the_wrong_kind_is_refused(to: Any, which: str, request: pytest.FixtureR
     (tmp_path / "out").mkdir()
     with pytest.raises(UserError, match="there already"):
         export(folder, to, tmp_path / "out")
+
+
+PEERS = [name for name, info in METHODS.items() if info.package == "llama_cpp"]
+installed = pytest.mark.skipif(
+    not all(map(find_spec, ("llama_cpp", "gguf"))), reason="needs `pip install 'marsbench[peers]'`"
+)
+PEERS_SHAPE: dict[str, Any] = {
+    "vocab_size": 96, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.3, "rope_theta": 20_000.0,
+}  # fmt: skip
+ROWS_OF_PROMPTS = [[5 + (7 * row + place) % 80 for place in range(4 + 3 * row)] for row in range(4)]
+
+
+def of_kind(kind: str, **options: Any) -> Any:
+    torch.manual_seed(0)
+    made: Any = {"llama": (hf.LlamaForCausalLM, hf.LlamaConfig), "qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config)}[kind]
+    return made[0](made[1](**PEERS_SHAPE, **options)).eval()
+
+
+def peer_answers(of: Any, name: str, **options: Any) -> list[Generation]:
+    method = build_method(name, Options(**options))
+    return decode(of, method, [Request(one, 40) for one in ROWS_OF_PROMPTS], eos_id=2, pad_id=0, batch_size=1)
+
+
+@installed
+@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize(("kind", "tied"), [("llama", True), ("llama", False), ("qwen2", False)])
+def test_it_decodes_the_same_weights(name: str, kind: str, tied: bool) -> None:
+    """Guards against turned queries, biases or heads left out, and ends not heeded: all tokens are those of `ar`."""
+    of = of_kind(kind, tie_word_embeddings=tied)
+    assert peer_answers(of, name) == peer_answers(of, name), "the second time it began with what it still held"
+    assert [one.tokens for one in peer_answers(of, name)] == [one.tokens for one in peer_answers(of, "ar")]
+
+
+@installed
+def test_it_follows_the_weights() -> None:
+    """Guards against answers of a model as it was before it learned more."""
+    of = of_kind("llama")
+    before = peer_answers(of, "llama-cpp")
+    with torch.no_grad():
+        of.lm_head.weight.mul_(-1)
+    assert [one.tokens for one in peer_answers(of, "llama-cpp")] == [one.tokens for one in peer_answers(of, "ar")]
+    assert peer_answers(of, "llama-cpp") != before
+
+
+@installed
+def test_quantised_weights_are_near(tmp_path: Path) -> None:
+    """Guards against a type that is asked for and not written, and a file of tensors that mean something else."""
+    from gguf import GGUFReader
+
+    from marsbench.methods.llama_cpp import write_gguf
+
+    of = of_kind("llama")
+    for quantised, called in (("none", "F32"), ("q8_0", "Q8_0"), ("q4_1", "Q4_1")):
+        write_gguf(of, tmp_path / "model.gguf", quantised)  # type: ignore[arg-type]
+        kinds = {one.name: one.tensor_type.name for one in GGUFReader(tmp_path / "model.gguf").tensors}
+        assert kinds["blk.1.ffn_up.weight"] == kinds["token_embd.weight"] == called
+        assert kinds["output_norm.weight"] == "F32"
+    from marsbench.methods.llama_cpp import write_gguf
+
+    of = hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64))
+    with pytest.raises(UserError, match="of the kind gpt2"):
+        write_gguf(of, tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_it_says_what_is_missing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an import that fails in the middle of a race."""
+    monkeypatch.setattr("marsbench.methods.find_spec", lambda package: None)
+    with pytest.raises(UserError, match=r"needs the package llama_cpp") as caught:
+        check_installed(name)
+    assert "marsbench[peers]" in caught.value.fix

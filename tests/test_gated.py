@@ -1,11 +1,11 @@
 """Gated adapters in training and on disk: what is learned, what stays as it was, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 import faulthandler
 import json
 import os
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -19,27 +19,29 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from test_adapter import noisy
 from test_host_reads import Operations
+from tools import FORKED, invoke
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from typer.testing import CliRunner
 
 import marsbench
-from marsbench.cli import app
+from marsbench.commands.shared import Start
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
 from marsbench.errors import UserError
+from marsbench.fetching.models import MODELS, cache_folder, is_known
 from marsbench.forward.adapter import Adapted, hooked
 from marsbench.forward.draft_head import Markov, Network
 from marsbench.methods.fitting import default_ids, fit
 from marsbench.presets import HeadKind, preset
 from marsbench.training import objectives, records
-from marsbench.training.adapter_files import CONFIG, read_adapter, write_adapter
+from marsbench.training.adapter_files import CONFIG, SHIPPED, base_of, is_adapter, read_adapter, write_adapter
+from marsbench.training.bases import checked_base
 from marsbench.training.checkpoints import Loaded, load, with_adapter
 from marsbench.training.data import chat_prompt
 from marsbench.training.gated import GatedAdapter, HeadToTrain, cast_once, gated_loss
 from marsbench.training.objectives import IGNORED, mars_loss
-from marsbench.training.stages import recipe
+from marsbench.training.stages import recipe, stage
 from marsbench.training.trainer import train
 from marsbench.world import test_set as questions_of
 
@@ -49,8 +51,6 @@ HEADS = get_args(HeadKind)
 
 
 # ---- the loss ----
-
-
 def batch(golden_models: dict[str, PreTrainedModel]) -> tuple[Tensor, Tensor]:
     """Three sequences: two turns, a response that ends in the middle of a block, and padding."""
     torch.manual_seed(3)
@@ -109,10 +109,7 @@ def test_the_loss_is_that_of_masks_as_decoding_puts_them(
     golden_models: dict[str, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Guards against masks that see their answer, another block's masks or too little, and a shift by one.
-
-    The last case makes its logits a chunk at a time.
-    """
+    """Guards against masks that see their answer, another block's masks or too little, and a shift; also in chunks."""
     monkeypatch.setattr(objectives, "MOST_LOGITS", most_logits)
     monkeypatch.setattr(objectives, "ALONE", 0.0)
     model = copy.deepcopy(golden_models["ar"]).requires_grad_(False)
@@ -127,8 +124,8 @@ def test_the_loss_is_that_of_masks_as_decoding_puts_them(
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
-def test_frozen_weights_are_cast_once(golden_models: dict[str, PreTrainedModel]) -> None:
-    """Guards against casts of all weights of a frozen model at every pass, and against other numbers without them."""
+def test_frozen_weights_and_fresh_heads_change_no_loss(golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against casts of frozen weights at every pass, and a head that begins elsewhere than without one."""
     found, casts = [], []
     for once in (False, True):
         torch.manual_seed(0)
@@ -145,6 +142,14 @@ def test_frozen_weights_are_cast_once(golden_models: dict[str, PreTrainedModel])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)) and len(found[0]) > 5
     layers = sum(isinstance(part, nn.Linear) for part in model.get_decoder().modules())
     assert casts[1] <= casts[0] - 2 * layers, "of both passes: over the clean tokens, and over masks"
+    model, (ids, labels) = copy.deepcopy(golden_models["mars"]).requires_grad_(False), batch(golden_models)
+    losses = []
+    for head in HEADS:
+        torch.manual_seed(0)
+        adapter = GatedAdapter(model, 2, head)
+        torch.manual_seed(0)
+        losses.append(gated_loss(adapter, ids, labels, model=model, block_size=B, mask_token_id=MASK))
+    assert losses[0] == losses[1] == losses[2]
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -192,18 +197,6 @@ def test_a_part_of_the_masks_learns_without_the_head(
     assert losses[-1] == gated_loss(adapter, ids, labels, model=model, block_size=B, mask_token_id=MASK).item()
 
 
-def test_a_fresh_head_is_nothing_at_first(golden_models: dict[str, PreTrainedModel]) -> None:
-    """Guards against a training with a head that begins elsewhere than one without."""
-    model, (ids, labels) = copy.deepcopy(golden_models["mars"]).requires_grad_(False), batch(golden_models)
-    losses = []
-    for head in HEADS:
-        torch.manual_seed(0)
-        adapter = GatedAdapter(model, 2, head)
-        torch.manual_seed(0)
-        losses.append(gated_loss(adapter, ids, labels, model=model, block_size=B, mask_token_id=MASK))
-    assert losses[0] == losses[1] == losses[2]
-
-
 def test_a_stronger_adapter_acts_as_it_is_written(golden_models: dict[str, PreTrainedModel], tmp_path: Path) -> None:
     """Guards against a strength that training has and the folder has not, and one that renames older checkpoints."""
     model = copy.deepcopy(golden_models["ar"]).requires_grad_(False)
@@ -220,10 +213,7 @@ def test_a_stronger_adapter_acts_as_it_is_written(golden_models: dict[str, PreTr
 
 @pytest.mark.parametrize("head", HEADS)
 def test_a_response_without_masks_gives_no_loss(head: HeadKind, golden_models: dict[str, PreTrainedModel]) -> None:
-    """Guards against a mean over nothing, which is no number, and a step without a gradient of every weight.
-
-    Of several devices, one that has none keeps the others waiting for ever.
-    """
+    """Guards against a mean over nothing, a step without a gradient of every weight, for which other devices wait."""
     model = copy.deepcopy(golden_models["mars"]).requires_grad_(False)
     ids = torch.tensor([[5, 6, 7]])
     adapter = GatedAdapter(model, 2, head)
@@ -258,7 +248,11 @@ def test_a_process_without_masks_keeps_none_waiting(tmp_path: Path) -> None:
     """Guards against a step that one process takes without the wrapped pass: the other waits for its gradients."""
     golden = str(Path(__file__).parent / "golden" / "ar")
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    torch.multiprocessing.spawn(share_of, (golden, str(tmp_path), store.port, HEADS[-1]), nprocs=2)
+    given = golden, str(tmp_path), store.port, HEADS[-1]
+    several = [FORKED.Process(target=share_of, args=(rank, *given)) for rank in (0, 1)]
+    for process in several:
+        process.start()
+    assert not any((process.join(), process.exitcode)[1] for process in several)
     first, second = (load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -266,8 +260,6 @@ def test_a_process_without_masks_keeps_none_waiting(tmp_path: Path) -> None:
 
 
 # ---- trained, written and loaded ----
-
-
 def trained(name: str, where: Path, micro_checkpoints: Path) -> Path:
     """An adapter of a few steps, beside the AR checkpoint of scale micro that it was trained on."""
     parent = next(micro_checkpoints.glob("ar_sft-*"))
@@ -278,13 +270,11 @@ def trained(name: str, where: Path, micro_checkpoints: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path) -> Path:
-    """One with a draft head."""
     return trained("mars_gated_network", tmp_path_factory.mktemp("adapter"), micro_checkpoints)
 
 
 @pytest.fixture(scope="module")
 def parent(micro_checkpoints: Path) -> Path:
-    """What adapters are trained on."""
     return next(micro_checkpoints.glob("ar_sft-*"))
 
 
@@ -308,9 +298,7 @@ def verify(loaded: Loaded, alone: Loaded) -> None:
 def test_a_trained_adapter_leaves_every_answer_as_it_was(
     kind: str, made: Path, parent: Path, micro_checkpoints: Path, tmp_path: Path
 ) -> None:
-    """Guards against an adapter that is loaded as part of the model, on disk or in decoding, a head that is lost on the
-    way to disk, a copy of the model in the folder, and a record that does not say what the adapter belongs to.
-    """
+    """Guards against an adapter that is part of the model on disk or in decoding, a lost head, an unclear record."""
     folder = made if kind == "_network" else trained(f"mars_gated{kind}", tmp_path, micro_checkpoints)
     base, adapted, record, of_base = load(parent), load(folder), records.finished(folder), records.finished(parent)
     assert isinstance(adapted.model, Adapted) and record is not None and of_base is not None
@@ -399,26 +387,14 @@ def test_commands_take_an_adapter(made: Path, parent: Path, tmp_path: Path) -> N
     }.items():
         out = tmp_path / f"{name}.jsonl"
         files = ["--prompt-ids", str(prompts), "--out", str(out), "--max-new-tokens", "12"]
-        done = CliRunner().invoke(app, ["decode", *place, *files])
-        assert done.exit_code == 0, done.output
+        invoke("decode", *place, *files)
         found[name] = json.loads(out.read_text())
     assert found["alone"] == found["both"]
     assert found["alone"]["tokens"] == found["base"]["tokens"]
 
 
-def test_transformers_generates_with_an_adapter(made: Path, parent: Path) -> None:
-    """Guards against `custom_generate` that leaves the adapter out, or looks for its mask in the wrong tokenizer."""
-    model = AutoModelForCausalLM.from_pretrained(parent).eval()
-    inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 9, 10]]), "max_new_tokens": 16, "do_sample": False}
-    alone = model.generate(**inputs)
-    ours = {"custom_generate": marsbench.generate, "method": "mars-verified"}
-    assert torch.equal(model.generate(**inputs, **ours, adapter=made), alone)
-    with pytest.raises(UserError, match="graphs are kept"):
-        model.generate(**inputs, **ours, adapter=made, compiled=True)
-
-
 def test_adapters_share_a_loaded_model(made: Path, parent: Path) -> None:
-    """Guards against a model that is loaded once for each adapter, and one adapter put on another."""
+    """Guards against a model loaded for each adapter, one put on another, and `custom_generate` without it."""
     base = load(parent)
     one, other = with_adapter(base, made), with_adapter(base, made)
     assert all(
@@ -429,16 +405,16 @@ def test_adapters_share_a_loaded_model(made: Path, parent: Path) -> None:
     assert [found.tokens for found in answers(base, "ar")] == [found.tokens for found in answers(other, "ar")]
     with pytest.raises(UserError, match="already"):
         with_adapter(one, made)
+    model = AutoModelForCausalLM.from_pretrained(parent).eval()
+    inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 9, 10]]), "max_new_tokens": 16, "do_sample": False}
+    alone = model.generate(**inputs)
+    ours = {"custom_generate": marsbench.generate, "method": "mars-verified"}
+    assert torch.equal(model.generate(**inputs, **ours, adapter=made), alone)
+    with pytest.raises(UserError, match="graphs are kept"):
+        model.generate(**inputs, **ours, adapter=made, compiled=True)
 
 
 # ---- refused ----
-
-
-def copied(made: Path, to: Path) -> Path:
-    to.mkdir()
-    for file in made.iterdir():
-        (to / file.name).write_bytes(file.read_bytes())
-    return to
 
 
 def cut(file: Path) -> None:
@@ -455,7 +431,7 @@ def test_a_damaged_adapter_is_refused(
     file: str, damage: Callable[[Path], None], made: Path, parent: Path, tmp_path: Path
 ) -> None:
     """Guards against a file cut short, gone or changed, found out by a traceback or not at all."""
-    folder = copied(made, tmp_path / "copy")
+    folder = shutil.copytree(made, tmp_path / "copy")
     damage(folder / f"{file}.safetensors")
     with pytest.raises(UserError, match="damaged"):
         load(parent, adapter=folder)
@@ -465,9 +441,7 @@ def test_a_damaged_adapter_is_refused(
 
 
 def test_what_fits_no_model_is_refused(made: Path, parent: Path, micro_checkpoints: Path, tmp_path: Path) -> None:
-    """Guards against a checkpoint, or a folder that is not there, taken for an adapter, parts of one that are left out
-    in silence, and verified answers of a model that its masks know nothing of.
-    """
+    """Guards against other folders taken for adapters, parts left out in silence, masks that the gate does not know."""
     with pytest.raises(UserError, match="trained on other weights"):
         load(next(micro_checkpoints.glob("mars-*")), adapter=made)
     for folder in (parent, tmp_path / "nowhere"):
@@ -475,22 +449,53 @@ def test_what_fits_no_model_is_refused(made: Path, parent: Path, micro_checkpoin
             load(parent, adapter=folder)
     (tmp_path / "far" / "away").mkdir(parents=True)
     with pytest.raises(UserError, match=r"no such (folder|checkpoint)"):
-        load(copied(made, tmp_path / "far" / "away" / "alone"))
+        load(shutil.copytree(made, tmp_path / "far" / "away" / "alone"))
     for name, value in {"use_dora": True, "alpha_pattern": {"q_proj": 9}, "modules_to_save": ["norm"]}.items():
-        folder = copied(made, tmp_path / name)
+        folder = shutil.copytree(made, tmp_path / name)
         config = json.loads((folder / CONFIG).read_text()) | {name: value}
         (folder / CONFIG).write_text(json.dumps(config))
         with pytest.raises(UserError, match="no plain LoRA"):
             read_adapter(folder, load(parent).model)
-    unknown = copied(made, tmp_path / "unknown")
+    unknown = shutil.copytree(made, tmp_path / "unknown")
     record = json.loads((unknown / records.RECORD).read_text())
     record["recipe"]["head"] = "tree"
     (unknown / records.RECORD).write_text(json.dumps(record))
     with pytest.raises(UserError, match="unknown kind of draft head 'tree'"):
         load(parent, adapter=unknown)
-
-
-def test_block_diffusion_goes_without_an_adapter(made: Path) -> None:
-    """Guards against a method whose masks the gate does not know, decoded by the model alone without a word."""
     with pytest.raises(UserError, match="stand among tokens"):
         fit("block-diffusion", load(made))
+
+
+SHIPPED_FOLDER = SHIPPED["smollm2-135m-adapter"]
+MOST_BYTES = 22e6
+
+
+def test_the_shipped_adapter_is_whole_and_decodes() -> None:
+    """Guards against a file cut or forgotten, a path of another machine, and masks that a user must train first."""
+    assert is_adapter(SHIPPED_FOLDER) and checked_base(str(SHIPPED_FOLDER)) == SHIPPED_FOLDER
+    files = [*SHIPPED_FOLDER.iterdir()]
+    assert sum(file.stat().st_size for file in files) < MOST_BYTES
+    assert is_known(base_of(SHIPPED_FOLDER)) and base_of(SHIPPED_FOLDER).removesuffix("-gguf") in MODELS
+    record = records.finished(SHIPPED_FOLDER)
+    assert record is not None and record.base_weights and record.recipe["head"] == "network"
+    assert not Path(record.recipe["pretrained"]["chat_data"]).is_absolute()
+    scale = preset("135m")
+    name, size = Start("135m").own
+    assert scale.ready_checkpoint(name, size) == str(SHIPPED_FOLDER) and scale.ships(str(SHIPPED_FOLDER))
+    record = records.finished(SHIPPED_FOLDER)
+    assert record is not None and (record.recipe["stage"], record.recipe["block_size"]) == (name, size)
+    assert stage(name).objective == "gated"
+    assert Start("135m", stage="mars").own_stage == "mars" and Start("mini").own == ("mars", 4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (cache_folder() / "smollm2-135m-gguf").is_dir(), reason="its model has not been fetched")
+@pytest.mark.parametrize("where", [["--scale", "135m"], ["--checkpoint", "smollm2-135m-adapter"]])
+def test_a_question_is_answered_with_it(where: list[str], tmp_path: Path) -> None:
+    """Guards against an adapter that does not fit its model, or changes what it says."""
+    asked = ["show", "What is 2 + 3?", "--method", "ar", "--method", "mars-verified", "--max-new-tokens", "24"]
+    done = invoke(*asked, *where, "--output", str(tmp_path))
+    tokens, forwards = (
+        [int(count) for count in re.findall(rf"(\d+) {what}", done.output)] for what in ("tokens", "forward passes")
+    )
+    assert tokens[0] == tokens[1] == forwards[0] > forwards[1]

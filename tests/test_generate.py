@@ -1,32 +1,34 @@
 """Where users meet the decoder: `model.generate(custom_generate=...)`, `marsbench decode` and `marsbench show`."""
 
-from __future__ import annotations
-
 import json
+from dataclasses import replace
 from functools import partial
+from inspect import signature
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
+import transformers as hf
+import typer
+import typer.main
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.image import imread
-from transformers import (
-    AutoModelForCausalLM,
-    DynamicCache,
-    EosTokenCriteria,
-    MaxLengthCriteria,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    StoppingCriteriaList,
-)
+from torch import nn
 from transformers.generation.streamers import BaseStreamer, TextIteratorStreamer
+from typer._click.exceptions import ClickException
 from typer.testing import CliRunner
 
 import marsbench
+from marsbench import generate
 from marsbench.cli import app
-from marsbench.decoding.generation import Generation
+from marsbench.decoding.acceptance import METRICS
+from marsbench.decoding.engine import decode
+from marsbench.decoding.generation import Generation, Request, seed_of
 from marsbench.errors import UserError
+from marsbench.methods import METHODS, OPTIONS, Decoding, Options, build_method, explained, method_class
 from marsbench.show import Shown, check_image, draw, drawing, shaded, shown
 from marsbench.training.tokenizer import build_tokenizer
 
@@ -35,8 +37,6 @@ IDS = {"eos_token_id": 2, "pad_token_id": 0}
 
 
 # ---- transformers ---------------------------------------------------------------------------------------------------
-
-
 def padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
     """Prompts padded on the left, as `generate` wants them."""
     longest = max(map(len, prompts))
@@ -47,9 +47,9 @@ def padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
 
 
 def test_generate_gives_what_transformers_gives(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+    golden: dict[str, Any], golden_models: dict[str, hf.PreTrainedModel]
 ) -> None:
-    """Guards against prompts cut, rows padded or EOS written otherwise than transformers does."""
+    """Guards against prompts cut, rows padded, EOS or tokens streamed otherwise, and options kept back."""
     model, inputs = golden_models["mars"], padded(golden["prompts"][:5])
     theirs = model.generate(**inputs, max_new_tokens=40, do_sample=False, **IDS)
     for method, options in (
@@ -64,10 +64,6 @@ def test_generate_gives_what_transformers_gives(
             **IDS,
         )  # fmt: skip
         assert torch.equal(ours, theirs), method
-
-
-def test_generate_passes_the_threshold_on(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
-    """Guards against options that transformers keeps to itself."""
     recorded, model = golden["decoding"][9], golden_models["mars"]
     inputs = padded(golden["prompts"][2:3])
     output = model.generate(
@@ -76,11 +72,16 @@ def test_generate_passes_the_threshold_on(golden: dict[str, Any], golden_models:
     )  # fmt: skip
     tokens = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
     assert [token for token in tokens if token != 2] == recorded["rows"][2]["tokens"]
+    streamer, inputs = Recorder(), padded(golden["prompts"][:1])
+    output = golden_models["mars"].generate(
+        **inputs, max_new_tokens=40, custom_generate=marsbench.generate, method="mars", threshold=0.7, mask_id=3,
+        token_streamer=streamer, **IDS,
+    )  # fmt: skip
+    assert streamer.tokens == output[0].tolist()
+    assert streamer.ended
 
 
 class Recorder(BaseStreamer):
-    """Keeps what it is given."""
-
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.ended = False
@@ -92,20 +93,9 @@ class Recorder(BaseStreamer):
         self.ended = True
 
 
-def test_tokens_are_streamed_as_they_come(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
-    """Guards against tokens that arrive twice, late, or never end."""
-    streamer, inputs = Recorder(), padded(golden["prompts"][:1])
-    output = golden_models["mars"].generate(
-        **inputs, max_new_tokens=40, custom_generate=marsbench.generate, method="mars", threshold=0.7, mask_id=3,
-        token_streamer=streamer, **IDS,
-    )  # fmt: skip
-    assert streamer.tokens == output[0].tolist()
-    assert streamer.ended
-
-
 @pytest.mark.parametrize("skip_prompt", [False, True])
 def test_streams_are_those_of_transformers(
-    skip_prompt: bool, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+    skip_prompt: bool, golden: dict[str, Any], golden_models: dict[str, hf.PreTrainedModel]
 ) -> None:
     """Guards against a streamer that takes the first token for the prompt, or never sees the prompt."""
     model, inputs = golden_models["mars"], padded(golden["prompts"][:1])
@@ -152,7 +142,7 @@ def test_streams_are_those_of_transformers(
     ],
 )
 def test_generate_refuses_what_it_would_not_honour(
-    asked: dict[str, Any], said: str, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+    asked: dict[str, Any], said: str, golden: dict[str, Any], golden_models: dict[str, hf.PreTrainedModel]
 ) -> None:
     """Guards against a setting that silently does nothing."""
     options = {"method": "mars", "mask_id": 3, "max_new_tokens": 4, **IDS} | asked
@@ -161,24 +151,28 @@ def test_generate_refuses_what_it_would_not_honour(
         golden_models["mars"].generate(**prompt | options, custom_generate=marsbench.generate)
 
 
-def ours(model: PreTrainedModel, **asked: Any) -> list[int]:
-    """New tokens of `ar` through `generate`."""
+def ours(model: hf.PreTrainedModel, **asked: Any) -> list[int]:
     ids = torch.tensor([[4, 5, 6, 7]])
     given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False, **IDS}
     found = model.generate(**given | asked, custom_generate=marsbench.generate, method="ar")
     return found[0, ids.shape[1] :].tolist()  # type: ignore[no-any-return]
 
 
-def test_a_cache_counts_only_where_it_is_empty(golden_models: dict[str, PreTrainedModel]) -> None:
-    """Guards against a text in a cache that is left out, and an empty cache that is refused."""
+def test_what_the_caller_gives_counts(golden_models: dict[str, hf.PreTrainedModel]) -> None:
+    """Guards against text in a cache that is left out, an empty cache refused, a stopping rule that is not heeded."""
     model = golden_models["ar"]
     filled = model(torch.tensor([[9, 8, 7]]), use_cache=True).past_key_values
     with pytest.raises(UserError, match="past_key_values"):
         ours(model, past_key_values=filled)
-    assert ours(model, past_key_values=DynamicCache()) == ours(model)
+    assert ours(model, past_key_values=hf.DynamicCache()) == ours(model)
+    model = golden_models["ar"]
+    whole = ours(model)
+    assert ours(model, stopping_criteria=hf.StoppingCriteriaList([hf.MaxLengthCriteria(4 + 3)])) == whole[:3]
+    ended = ours(model, stopping_criteria=hf.StoppingCriteriaList([hf.EosTokenCriteria(whole[2])]))
+    assert ended == whole[: whole.index(whole[2]) + 1]
 
 
-def test_what_is_prepared_for_every_step_is_refused(golden_models: dict[str, PreTrainedModel]) -> None:
+def test_what_is_prepared_for_every_step_is_refused(golden_models: dict[str, hf.PreTrainedModel]) -> None:
     """Guards against learned prompts of peft, and adapters chosen by row, that are left out without a word."""
     model = golden_models["ar"]
     alone, of_class = ours(model), model.prepare_inputs_for_generation
@@ -197,19 +191,8 @@ def test_what_is_prepared_for_every_step_is_refused(golden_models: dict[str, Pre
         handle.remove()
 
 
-def test_rules_of_the_caller_count(golden_models: dict[str, PreTrainedModel]) -> None:
-    """Guards against a stopping criterion of a known kind, but not from the configuration, that is left out."""
-    model = golden_models["ar"]
-    whole = ours(model)
-    assert ours(model, stopping_criteria=StoppingCriteriaList([MaxLengthCriteria(4 + 3)])) == whole[:3]
-    ended = ours(model, stopping_criteria=StoppingCriteriaList([EosTokenCriteria(whole[2])]))
-    assert ended == whole[: whole.index(whole[2]) + 1]
-
-
 # ---- marsbench decode -----------------------------------------------------------------------------------------------
-
-
-def decode(folder: Path, prompts: Any, *options: str, method: str = "mars", model: str = "mars") -> Any:
+def decode_by_command(folder: Path, prompts: Any, *options: str, method: str = "mars", model: str = "mars") -> Any:
     """Run the command on prompts (a list, or the file's bytes) with the golden checkpoints."""
     source = folder / "in.jsonl"
     if isinstance(prompts, bytes):
@@ -229,7 +212,7 @@ def decode(folder: Path, prompts: Any, *options: str, method: str = "mars", mode
 )
 def test_decode_writes_the_golden_tokens(options: tuple[str, ...], tmp_path: Path, golden: dict[str, Any]) -> None:
     """Guards against rows out of order, counts that are not the row's own, and prompts that a cut has changed."""
-    result = decode(tmp_path, golden["prompts"], "--threshold", "0.7", *options)
+    result = decode_by_command(tmp_path, golden["prompts"], "--threshold", "0.7", *options)
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     for row, recorded in zip(rows, golden["decoding"][8]["rows"], strict=True):
@@ -253,7 +236,7 @@ def test_decode_is_lossless_where_it_says_so(
     method: str, options: tuple[str, ...], tmp_path: Path, golden: dict[str, Any]
 ) -> None:
     """Guards against options of the command that never reach the method."""
-    result = decode(tmp_path, golden["prompts"][:6], *options, method=method)
+    result = decode_by_command(tmp_path, golden["prompts"][:6], *options, method=method)
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["tokens"] for row in rows] == [row["tokens"] for row in golden["decoding"][45]["rows"][:6]]
@@ -294,42 +277,36 @@ def test_bad_input_is_refused_before_anything_is_written(
     prompts: Any, options: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
     """Guards against a traceback, an exit code of 0, and half an output."""
-    result = decode(tmp_path, prompts, *options)
+    result = decode_by_command(tmp_path, prompts, *options)
     assert result.exit_code == 2, result.output
     assert said in result.output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
 
 
-def test_the_prompts_are_not_overwritten(tmp_path: Path) -> None:
-    """Guards against prompts that are gone after `--out` names their own file, by whatever path."""
+def test_prompts_and_drafts_of_others_are_safe(tmp_path: Path) -> None:
+    """Guards against prompts that are gone after `--out` names their file, and drafts that mean other words."""
     (tmp_path / "link.jsonl").symlink_to("in.jsonl")
     for name in ("in.jsonl", "link.jsonl"):
-        result = decode(tmp_path, [[4, 5]], "--out", str(tmp_path / name))
+        result = decode_by_command(tmp_path, [[4, 5]], "--out", str(tmp_path / name))
         assert result.exit_code == 2 and "--out would overwrite the prompts" in result.output
     assert (tmp_path / "in.jsonl").read_text() == '{"prompt_ids": [4, 5]}\n'
-
-
-def test_a_draft_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    """Guards against drafts that mean other words."""
-    config = AutoModelForCausalLM.from_pretrained(GOLDEN / "ar").config
+    config = hf.AutoModelForCausalLM.from_pretrained(GOLDEN / "ar").config
     config.vocab_size = 100
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "draft")
+    hf.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "draft")
     folder = tmp_path / "work"
     folder.mkdir()
-    result = decode(folder, [[4]], "--draft", str(tmp_path / "draft"), method="speculative")
+    result = decode_by_command(folder, [[4]], "--draft", str(tmp_path / "draft"), method="speculative")
     assert result.exit_code == 2
     assert "vocabulary" in result.output
 
 
 # ---- marsbench show -------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> hf.PreTrainedTokenizerFast:
     return build_tokenizer(512, texts=500)
 
 
-def test_tokens_of_one_forward_are_shown_together(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_tokens_of_one_forward_are_shown_together(tokenizer: hf.PreTrainedTokenizerFast, tmp_path: Path) -> None:
     """Guards against text lost or shaded with the wrong forward, a character of several tokens among it."""
     ids = tokenizer("The answer is ☃ 42.\nDone", add_special_tokens=False).input_ids
     settled_by = [1 + number // 3 for number in range(len(ids) + 1)]
@@ -370,3 +347,157 @@ def test_the_figure_breaks_lines_between_words() -> None:
     shades = [shaded_at[row - 0.45, column - 0.5] for row, column, _ in drawn]
     runs = [len([*run]) for _, run in groupby(shades)]
     assert runs == [len(piece.replace("\n", "")) for _, piece in pieces[:-1]]
+
+
+EVERYTHING = Options(mask_id=3, draft=nn.Identity(), heads=[nn.Identity()])
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("threshold", [0.0, 0.95, 1, 1.5, -0.1, float("nan")])
+def test_thresholds_are_refused_as_decoding_would(name: str, threshold: float) -> None:
+    """Guards against a threshold that is refused only after minutes of loading, or refused although it works."""
+    for metric in METRICS:
+        options: Any = {"metric": metric}
+        method = build_method(name, Options(**(vars(EVERYTHING) | options)))
+        said = []
+        asked = Decoding(method=name, threshold=threshold, **options)
+        for check in (partial(method.bar, threshold), asked.check):
+            try:
+                check()
+            except UserError as error:
+                said.append(str(error))
+            else:
+                said.append("")
+        assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_takes_the_options_that_it_lists(name: str) -> None:
+    """Guards against an option that is offered and does nothing, and one that a method has and nobody can give."""
+    method = method_class(name)
+    assert method.name == name
+    taken = {option for option in OPTIONS if depends_on(name, option)}
+    assert taken == set(METHODS[name].options)
+
+
+@pytest.mark.parametrize("command", ["decode", "eval", "show", "distill"])
+def test_every_command_that_decodes_has_every_option(command: str) -> None:
+    """Guards against an option of a method that one command has and another lacks."""
+    program: Any = typer.main.get_command(app)
+    known = {name for parameter in program.commands[command].params for name in parameter.opts}
+    assert {f"--{name.replace('_', '-')}" for name in OPTIONS} | {"--window"} <= known
+
+
+def depends_on(name: str, option: str) -> bool:
+    """Whether a method comes out otherwise for another value of an option."""
+    another = {"metric": "margin", "layout": "linear", "draft_method": "mars", "draft_threshold": 0.5}
+    another |= {"quantised": "q8_0", "lookup_bar": 0.5}
+    by_mars = {"draft_method": "mars"} if option in ("window", "draft_threshold") else {}
+    made = []
+    for told in ({}, {option: another.get(option, 7)}):
+        made.append(build_method(name, replace(EVERYTHING, **{**by_mars, **told})))
+    return made[0] != made[1]
+
+
+def test_a_user_is_told_of_every_option() -> None:
+    """Guards against an option of no method, help without method or default, one that transformers keeps to itself."""
+    assert set(OPTIONS) == {option for info in METHODS.values() for option in info.options}
+    said = explained("tree_width")
+    assert "For medusa." in said and said.endswith("[default: 1]")
+    defaults = {name: one.default for name, one in signature(generate).parameters.items()}
+    assert OPTIONS.keys() <= defaults.keys()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("window", True),
+        ("cache_block", "4"),
+        ("tree_width", 1.0),
+        ("appended_masks", "7"),
+        ("appended_masks", 2),
+        ("draft_threshold", 1.5),
+        ("draft_threshold", float("nan")),
+    ],
+)
+def test_wrong_options_are_named(option: str, value: Any) -> None:
+    """Guards against a TypeError from the depths of the loop, and a message that does not say which option."""
+    with pytest.raises(UserError, match=option.replace("_", " ")):
+        Decoding(**{option: value}).check()
+
+
+@pytest.mark.parametrize("name", [name for name, info in METHODS.items() if info.needs_masks])
+def test_advice_on_a_missing_mask_token_fits_every_caller(name: str) -> None:
+    """Guards against advice to give an option that the command at hand does not have."""
+    with pytest.raises(UserError, match="needs a mask token") as raised:
+        build_method(name, Options(draft=nn.Identity()))
+    assert "marsbench decode --mask-id" in raised.value.fix and "give --mask-id" not in raised.value.fix
+
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+NUMBERS = [
+    (command, option)
+    for command, made in COMMANDS.items()
+    for option in made.params
+    if int in ((kind := option.type_descriptor.annotation), *get_args(kind))
+]
+HUGE = st.integers(min_value=2**63) | st.integers(max_value=-(2**63) - 1)
+NO_INTEGER = HUGE | st.floats() | st.booleans() | st.text(max_size=3) | st.just([1])
+
+
+@pytest.fixture(scope="module")
+def plain_model() -> hf.PreTrainedModel:
+    return hf.AutoModelForCausalLM.from_pretrained(Path(__file__).parent / "golden" / "ar").eval()
+
+
+@given(name=st.sampled_from(["prompt_ids", "max_new_tokens", "window", "seed", "top_k"]), value=NO_INTEGER)
+def test_requests_hold_integers(plain_model: hf.PreTrainedModel, name: str, value: Any) -> None:
+    """Guards against an overflow in the midst of a batch, and numbers that are cut to integers without a word."""
+    request = Request(**{"prompt_ids": [4, 5], "max_new_tokens": 2, name: [value] if name == "prompt_ids" else value})
+    with pytest.raises(UserError):
+        decode(plain_model, build_method("ar", Options()), [request], eos_id=2, pad_id=0)
+
+
+@given(name=st.sampled_from(["eos_id", "pad_id", "batch_size", "prefill_positions"]), value=NO_INTEGER)
+def test_a_batch_is_told_integers(plain_model: hf.PreTrainedModel, name: str, value: Any) -> None:
+    """Guards against the same beside the requests."""
+    told = {"eos_id": 2, "pad_id": 0, name: [value] if name == "eos_id" else value}
+    with pytest.raises(UserError):
+        decode(plain_model, build_method("ar", Options()), [Request([4], 2)], **told)
+
+
+@given(
+    name=st.sampled_from(["mask_id", *(name for name, option in OPTIONS.items() if option.kind is int)]),
+    value=NO_INTEGER,
+)
+def test_methods_are_told_integers(name: str, value: Any) -> None:
+    """Guards against the same in the options of methods."""
+    with pytest.raises(UserError):
+        build_method("mars", Options(**{"mask_id": 3, name: value}))
+
+
+@given(seed=st.integers(-(2**63), 2**63 - 1), row=st.integers(0, 2**40))
+def test_seeds_of_rows_stay_within_64_bits(seed: int, row: int) -> None:
+    """Guards against a seed that is right and whose next row overflows, and rows that share a seed."""
+    assert -(2**63) <= seed_of(seed, row) < 2**63
+    assert seed_of(seed, row) != seed_of(seed, row + 1)
+
+
+@given(seed=NO_INTEGER)
+def test_generate_refuses_seeds(plain_model: hf.PreTrainedModel, seed: Any) -> None:
+    """Guards against a traceback of torch in a user's program."""
+    with pytest.raises(UserError):
+        plain_model.generate(
+            plain_model.dummy_inputs["input_ids"][:1], custom_generate=marsbench.generate, method="ar",
+            sampling_seed=seed, do_sample=True, top_k=0, max_new_tokens=2, pad_token_id=0,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "option"), NUMBERS, ids=[f"{name} {option.opts[0]}" for name, option in NUMBERS])
+def test_commands_refuse_what_no_tensor_holds(command: str, option: Any) -> None:
+    """Guards against `--seed 9223372036854775808`, which ends in a traceback and exit status 1."""
+    made = COMMANDS[command]
+    needed = [["x"] if one.param_type_name == "argument" else [one.opts[0], "x"] for one in made.params if one.required]
+    with pytest.raises((UserError, ClickException), match=rf"{2**63}|less than or equal to"):
+        words = [option.opts[0], str(2**63), *(word for words in needed for word in words)]
+        made.invoke(made.make_context(command, words))

@@ -5,8 +5,6 @@ does `python tests/test_golden_cell.py CHECKPOINTS` record them anew, with a fol
 micro. It takes the questions whose closest decisions are clearest, so that other processors settle on the same tokens.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import cache
@@ -111,7 +109,6 @@ class Watched(Answering):
 
 
 def record(micro: Path) -> dict[str, Any]:
-    """The cell as it comes out today."""
     recorded: dict[str, Any] = {"versions": versions(*get_args(Work))}
     for name in BENCHMARKS:
         exam = prepare(benchmark(name)).first(60)

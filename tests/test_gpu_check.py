@@ -1,7 +1,5 @@
 """The checks of a GPU, tried on the CPU: each runs, and each fails where what it looks for is broken."""
 
-from __future__ import annotations
-
 import copy
 import io
 import time
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from rich.console import Console
 from torch import Tensor
 from typer.testing import CliRunner
@@ -20,9 +19,11 @@ from marsbench.cli import app
 from marsbench.decoding.engine import Batch
 from marsbench.gpu_check import bench as benches
 from marsbench.gpu_check import checks
-from marsbench.gpu_check.bench import Bench, Found, Timed
+from marsbench.gpu_check import window as windows
+from marsbench.gpu_check.bench import Bench, Found, Timed, at_most
 from marsbench.gpu_check.checks import run_checks
-from marsbench.gpu_check.page import checks_of, page_of, render
+from marsbench.gpu_check.page import checks_of, page_of, render, steps_of
+from marsbench.gpu_check.window import Stage, Window, base_here, run_window, stages
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,26 +102,33 @@ def test_products_that_are_rounded_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
     assert found("products-in-full") is None
 
 
-def test_gradients_that_are_not_finite_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against attention whose backward pass gives NaN."""
+class Nan(torch.autograd.Function):
+    """Itself, with a gradient that is no number."""
 
-    class Nan(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, value: Tensor) -> Tensor:
-            return value.clone()
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.clone()
 
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-            return gradients[0] * float("nan")
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] * float("nan")
 
+
+@pytest.mark.parametrize(
+    ("check", "broken"), [("gradients-finite", Nan.apply), ("training-step", lambda total: total * float("inf"))]
+)
+def test_losses_and_gradients_that_are_not_finite_are_seen(
+    check: str, broken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against attention whose backward pass gives NaN, and a training step that has lost its numbers."""
     right = checks.mars_loss
 
-    def broken(*given: Any, **more: Any) -> Any:
+    def wrong(*given: Any, **more: Any) -> Any:
         loss = right(*given, **more)
-        return type(loss)(Nan.apply(loss.total), loss.mask, loss.ar)
+        return type(loss)(broken(loss.total), loss.mask, loss.ar)
 
-    monkeypatch.setattr(checks, "mars_loss", broken)
-    assert found("gradients-finite") is False
+    monkeypatch.setattr(checks, "mars_loss", wrong)
+    assert found(check) is False
 
 
 def test_a_training_that_resumes_elsewhere_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,27 +155,6 @@ def test_kernels_that_are_planned_anew_for_every_length_are_seen(monkeypatch: py
 
     monkeypatch.setattr(checks.F, "scaled_dot_product_attention", planning)
     assert found("attention-in-place") is False
-
-
-def test_graphs_that_gain_nothing_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a GPU on which captured steps take as long as eager ones, unsaid."""
-    monkeypatch.setattr(Bench, "on_gpu", True)
-    monkeypatch.setattr(Bench, "size", "small")
-    monkeypatch.setattr(Bench, "half", torch.float32)
-    monkeypatch.setattr(Bench, "timed", lambda *given, **more: Timed([0.001, 0.001], []))
-    assert found("steps-near-the-floor") is False
-
-
-def test_losses_that_are_not_finite_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a training step at true size that has lost its numbers."""
-    right = checks.mars_loss
-
-    def broken(*given: Any, **more: Any) -> Any:
-        loss = right(*given, **more)
-        return type(loss)(loss.total * float("inf"), loss.mask, loss.ar)
-
-    monkeypatch.setattr(checks, "mars_loss", broken)
-    assert found("training-step") is False
 
 
 def test_a_check_has_a_limit_and_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,11 +198,16 @@ def test_a_lack_of_memory_is_a_row_and_the_others_run(monkeypatch: pytest.Monkey
     assert "out of memory" in fits.reason
 
 
-def test_a_model_that_decodes_nothing_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against memory that is said to do for a model that gave no token."""
+def test_models_and_graphs_that_gain_nothing_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against memory that does for a model without a token, captured steps that take as long as eager ones."""
     nothing = SimpleNamespace(emitted=0)
     monkeypatch.setattr(Bench, "timed", lambda *given, **more: Timed([0.001], [nothing]))
     assert found("decoding-fits") is False
+    monkeypatch.setattr(Bench, "on_gpu", True)
+    monkeypatch.setattr(Bench, "size", "small")
+    monkeypatch.setattr(Bench, "half", torch.float32)
+    monkeypatch.setattr(Bench, "timed", lambda *given, **more: Timed([0.001, 0.001], []))
+    assert found("steps-near-the-floor") is False
 
 
 def test_every_check_runs_without_cudnns_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,3 +240,70 @@ def test_the_committed_page_is_what_its_rows_say() -> None:
     assert page == page_of(ROOT), "stale: run `nox -s report`"
     (on_gsm8k,) = [line for line in page.splitlines() if line.startswith("| GSM8K") and "1.79" in line]
     assert [cell.strip() for cell in on_gsm8k.strip("|").split("|")][2:] == ["1.61", "1.62", "1.61", "1.56", "0.65"]
+
+
+def tiny(output: Path, typed: list[tuple[str, ...]]) -> Window:
+    """A window on the CPU whose commands are only written down."""
+
+    def command(*words: str) -> str:
+        typed.append(words)
+        return "FOLDER"
+
+    console = Console(file=io.StringIO(), width=200)
+    return Window(torch.device("cpu"), output, console, base_here(True), None, True, command)
+
+
+def test_a_tiny_window_walks_through_all_of_it(tmp_path: Path) -> None:
+    """Guards against a stage that a GPU's ten minutes find broken, and a command that there is not."""
+    typed: list[tuple[str, ...]] = []
+    window = tiny(tmp_path, typed)
+    ended = run_window(window, 20)
+    assert [(one.stage, one.status, one.reason) for one in ended] == [(one.name, "done", "") for one in stages(window)]
+    steps = steps_of(tmp_path)
+    assert {row.method for row in steps} == {"ar", "mars", "mars-verified"} and len({row.key for row in steps}) == 7
+    (forced,) = [row for row in steps if "acceptance" in row.options]
+    assert forced.options["acceptance"].startswith("carried over from the paper's Table 4")
+    assert forced.tokens_per_second > 0 and len(checks_of(tmp_path)) == 2 and (tmp_path / "reports/gpu.md").exists()
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, *words in typed:
+        assert commands[name].make_context(name, list(words)).params
+    assert [words[0] for words in typed].count("train") == 6
+    assert run_window(window, 20) == [], "what is done is not done again"
+    again = len(steps_of(tmp_path))
+    windows.time_steps(window, "small")
+    assert len(steps_of(tmp_path)) == again, "newer rows take the place of older ones"
+
+
+def test_a_stage_that_hangs_or_fails_leaves_the_others_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against ten minutes that are spent on one stage, or lost with it."""
+    seen: list[str] = []
+
+    def broken(window: Window) -> None:
+        raise RuntimeError("no such kernel")
+
+    several = [
+        Stage("hangs", 0.2, lambda window: time.sleep(60)), Stage("breaks", 9, broken),
+        Stage("runs", 9, lambda window: seen.append("runs")),
+        Stage("real", 9, lambda window: seen.append("real"), True),
+    ]  # fmt: skip
+    monkeypatch.setattr(windows, "stages", lambda window: several)
+    window = tiny(tmp_path, [])
+    window.base = None
+    assert [one.status for one in run_window(window, 1)] == ["timeout", "failed", "done", "skipped"]
+    assert seen == ["runs"]
+    left = run_window(window, 0)
+    assert [(one.stage, one.status) for one in left] == [(name, "skipped") for name in ("hangs", "breaks", "real")]
+
+
+def test_a_limit_within_a_limit_keeps_both() -> None:
+    """Guards against a check's own limit that takes away its stage's."""
+    began = time.monotonic()
+    with pytest.raises(TimeoutError), at_most(0.3):
+        with at_most(9):
+            pass
+        time.sleep(5)
+    with pytest.raises(TimeoutError), at_most(0.2), at_most(9):
+        time.sleep(5)
+    assert time.monotonic() - began < 3

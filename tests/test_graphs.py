@@ -4,8 +4,6 @@ There need be no GPU: a stand-in records operations, holds on to nothing but its
 would read memory that was freed.
 """
 
-from __future__ import annotations
-
 import copy
 import gc
 from collections import Counter
@@ -20,8 +18,8 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from packed_or_not import packing
 from test_static import EOS, MASK, PAD, SETTINGS, Traffic, llama, method_of
+from tools import packing
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -117,7 +115,6 @@ class Tape(TorchDispatchMode):
 
 
 def taped(run: Run) -> Run:
-    """In place of `recorded`."""
     run()
     with Tape() as tape:
         given = run()
@@ -149,9 +146,7 @@ def answers(
 
 @pytest.mark.parametrize("what", SETTINGS)
 def test_recorded_steps_say_what_eager_ones_do(what: str, given: dict[str, Any]) -> None:
-    """Guards against steps that cannot be recorded, tokens that are lost while the host is a step behind, and graphs
-    that read what is kept for a while only: the shapes of windows, and a table of rotations that has grown since.
-    """
+    """Guards against steps that cannot be recorded, tokens lost a step behind, graphs of what is kept for a while."""
     model, method, graphs = llama(0), method_of(what, given), Graphs()
     found = []
     for kind in (Batch, graphs.batch, graphs.batch):
@@ -236,26 +231,23 @@ def test_a_graph_of_moved_weights_would_read_freed_memory(
         test_a_graph_follows_the_model("mars", load_anew, given)
 
 
-def test_heads_may_be_replaced_too(given: dict[str, Any]) -> None:
-    """Guards against a graph of Medusa heads that were loaded anew."""
+def test_graphs_are_few_and_of_their_own_models(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against graphs of another model, of heads that are gone, for every shape, and recorded amid an answer."""
+    graphs, method, models = Graphs(), method_of("ar", given), [llama(0), llama(5)]
+    for model in (*models, *models):
+        assert answers(model, method, graphs.batch) == answers(model, method)
+    assert len(graphs) == 2
     model, graphs, heads = llama(0), Graphs(), MedusaHeads(32, 3)
     method = build_method("medusa", Options(heads=heads))
     for seed in (1, 2):
         torch.manual_seed(seed)
         heads.load_state_dict({name: torch.randn_like(one) for name, one in heads.state_dict().items()}, assign=True)
         assert answers(model, method, graphs.batch) == answers(model, method)
-
-
-def test_models_do_not_take_each_others_graphs(given: dict[str, Any]) -> None:
-    """Guards against a stand that one model has left, and another finds with a graph of the first one's weights."""
-    graphs, method, models = Graphs(), method_of("ar", given), [llama(0), llama(5)]
-    for model in (*models, *models):
-        assert answers(model, method, graphs.batch) == answers(model, method)
-    assert len(graphs) == 2
-
-
-def test_a_request_needs_one_length(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a graph recorded anew, in the midst of an answer, whenever it has become twice as long."""
+    model, graphs = llama(0), Graphs()
+    requests = [Request([4, 5, 6], 10 + 17 * row) for row in range(9)]
+    decode(model, method_of("ar", given), requests, eos_id=-1, pad_id=PAD, kind=graphs.batch, batch_size=7)
+    shapes = {(stand.shape.rows, stand.shape.length) for stand in graphs._recorded}
+    assert {rows for rows, _ in shapes} <= {1, 2, 4, 8} and {length for _, length in shapes} <= {64, 128, 256}
     model, method, graphs = llama(0), method_of("mars", given), Graphs()
     found = answers(model, method, graphs.batch, -1, 300, 0.3)
     assert found == answers(model, method, None, -1, 300, 0.3)
@@ -282,9 +274,7 @@ def test_stands_that_are_left_are_kept_up_to_a_limit(given: dict[str, Any], monk
 
 
 def test_recording_needs_no_compiler(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a traceback of Triton's where it lacks a compiler or Python's headers, and against minutes of
-    compiling by default where recording is enough.
-    """
+    """Guards against Triton's traceback without a compiler or Python.h, and compiling where recording is enough."""
     model, method = llama(0), method_of("ar", given)
     monkeypatch.setattr(graphs_module, "_compiled", None)
     monkeypatch.setattr(graphs_module, "cpp_compiler", lambda: None)
@@ -307,7 +297,7 @@ class Capture:
 
     @classmethod
     @contextmanager
-    def graph(cls, graph: Capture, pool: int) -> Iterator[None]:
+    def graph(cls, graph: Any, pool: int) -> Iterator[None]:
         assert pool not in cls.gone, "use_count > 0"
         graph.pool = pool
         cls.holders[pool] += 1
@@ -324,24 +314,13 @@ class Capture:
 
 
 def test_steps_are_recorded_where_nobody_says_otherwise(given: dict[str, Any]) -> None:
-    """Guards against a GPU that waits for the host in whatever decodes, unless it is told, and against a line about it
-    for methods that cannot be recorded.
-    """
+    """Guards against a GPU that waits for the host unless it is told, a line about it where nothing can be recorded."""
     model, method, outside = llama(0), method_of("mars", given), build_method("hf-generate", Options())
     assert kind_of_batch(model, method)[0] is not Batch and kind_of_batch(model, method, False) == (Batch, "")
     assert kind_of_batch(model, outside) == (Batch, "") and "loop of its own" in kind_of_batch(model, outside, True)[1]
     said = [Decoding().compiled, Start().compiled, Settings("").compile]
     said += [signature(one).parameters["compiled"].default for one in (running.Run, generate)]
     assert said == [None] * 5
-
-
-def test_a_batch_runs_through_few_shapes(given: dict[str, Any]) -> None:
-    """Guards against graphs for every number of rows and every length, each of which takes time to be recorded."""
-    model, graphs = llama(0), Graphs()
-    requests = [Request([4, 5, 6], 10 + 17 * row) for row in range(9)]
-    decode(model, method_of("ar", given), requests, eos_id=-1, pad_id=PAD, kind=graphs.batch, batch_size=7)
-    shapes = {(stand.shape.rows, stand.shape.length) for stand in graphs._recorded}
-    assert {rows for rows, _ in shapes} <= {1, 2, 4, 8} and {length for _, length in shapes} <= {64, 128, 256}
 
 
 def test_the_memory_of_graphs_outlives_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,8 +352,6 @@ def test_a_read_cannot_be_recorded() -> None:
 
 
 # ---- masks ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("slots", [16, 17, 31])
 def test_a_mask_needs_no_copy_on_a_device(width: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:

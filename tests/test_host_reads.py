@@ -1,20 +1,18 @@
 """How often a step asks the device for a number, and that what it reads does not grow with the answers."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import tools
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Generation, Meter, Request, end_of
@@ -69,12 +67,7 @@ class Operations(TorchDispatchMode):
 @pytest.fixture(scope="module")
 def models() -> dict[str, Any]:
     """An untrained model that never ends by itself, another that drafts for it, and heads."""
-    torch.manual_seed(0)
-    shape = {
-        "vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.5,
-    }  # fmt: skip
-    target = Qwen2ForCausalLM(Qwen2Config(**shape)).eval()
+    target = tools.qwen2(max_position_embeddings=2048)
     draft = copy.deepcopy(target)  # one that is sometimes right
     with torch.no_grad():
         draft.lm_head.weight.add_(torch.randn_like(draft.lm_head.weight), alpha=0.15)
@@ -97,7 +90,6 @@ def a_batch(
 
 
 def reads_of(batch: Batch, steps: int) -> list[Reads]:
-    """The reads of each of some steps."""
     found = []
     for _ in range(steps):
         with Reads() as reads:
@@ -107,7 +99,6 @@ def reads_of(batch: Batch, steps: int) -> list[Reads]:
 
 
 def uneven(limit: int = 400, threshold: float | None = None, **options: Any) -> list[Request]:
-    """Four requests, no two alike."""
     return [Request([4 + row, 5, 6, 4 + row, 5][row:], limit, threshold, **options) for row in range(4)]
 
 
@@ -130,9 +121,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], int]] = {  # what is decoded how 
 @pytest.mark.parametrize("metered", [False, True])
 @pytest.mark.parametrize("what", SETTINGS)
 def test_a_step_reads_little(what: str, metered: bool, models: dict[str, Any]) -> None:
-    """Guards against a step that waits for the device again and again: one read of what the rows have come to, and
-    where rows differ, one of which entries are no fillers; a draft model's window may have fillers of its own.
-    """
+    """Guards against a step that waits for the device time and again: a read of rows, of fillers, of a draft's."""
     method, options, most = SETTINGS[what]
     threshold = options.get("threshold")
     rest = {name: value for name, value in options.items() if name != "threshold"}
@@ -143,9 +132,7 @@ def test_a_step_reads_little(what: str, metered: bool, models: dict[str, Any]) -
 
 @pytest.mark.parametrize("draft_method", ["ar", "mars"])
 def test_drafts_are_as_many_as_the_host_believes(draft_method: str, models: dict[str, Any]) -> None:
-    """Guards against a number of drafts, or a length, that the host reckons and the device does not have: rows near
-    their ends, drafts that are sometimes right, rows that have different pasts.
-    """
+    """Guards against drafts or lengths that the host reckons otherwise than the device has them, near ends too."""
     requests = [Request([4 + row, 5, 6], 3 + 5 * row) for row in range(5)]
     batch, done = a_batch(
         models, "speculative", requests, draft_method=draft_method, draft_threshold=0.2, draft_length=3
@@ -197,9 +184,7 @@ def test_rows_that_end_are_read_at_once(models: dict[str, Any]) -> None:
 @settings(max_examples=30, deadline=None)
 @given(data=st.data(), method=st.sampled_from(["ar", "mars", "mars-verified", "block-diffusion"]))
 def test_stops_are_where_the_whole_answer_has_them(data: st.DataObject, method: str, models: dict[str, Any]) -> None:
-    """Guards against a stop sequence that is missed or found twice across the border of two forwards, one that begins
-    in the prompt, and tokens that are told twice or not at all.
-    """
+    """Guards against a stop missed, found twice or in the prompt, and tokens that are told twice or not at all."""
     threshold = None if method == "ar" else 0.0
     (free,) = decode(models["model"], build_method(method, Options(mask_id=MASK)), [Request([4, 5, 6], 40, threshold)],
                      eos_id=-1, pad_id=PAD)  # fmt: skip

@@ -1,7 +1,5 @@
 """The house of the package: which room may know which, how long a function may be, and what a room says of itself."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -39,8 +37,7 @@ FLOORS = (
     ("__main__",),
 )
 MOST_FILES = 20  # of one folder
-LONGEST = 50  # lines of a function, without its docstring and the beginning of its signature
-SIGNATURE = 15  # lines of a signature that do not count
+LONGEST = 50  # lines of a function, without its signature and its docstring
 
 NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 Trees = Mapping[str, ast.Module]  # module -> its syntax
@@ -48,7 +45,6 @@ Trees = Mapping[str, ast.Module]  # module -> its syntax
 
 @pytest.fixture(scope="module")
 def trees() -> Trees:
-    """Every module of the package."""
     return {name_of(file): ast.parse(file.read_text(encoding="utf-8")) for file in PACKAGE.rglob("*.py")}
 
 
@@ -84,15 +80,10 @@ def functions(tree: ast.AST, inside: str) -> Iterator[tuple[str, ast.FunctionDef
 
 
 def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """How long a function is, without its docstring; of its signature, what is more than so many lines."""
-    return lines_of_body(function) + max(0, function.body[0].lineno - function.lineno - SIGNATURE)
-
-
-def lines_of_body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """How long a function is below its signature and its docstring."""
-    if ast.get_docstring(function) is None:
-        return (function.end_lineno or 0) - function.body[0].lineno + 1
-    return (function.end_lineno or 0) - (function.body[0].end_lineno or 0)
+    first = function.body[0]
+    before = first.lineno - 1 if ast.get_docstring(function) is None else first.end_lineno
+    return (function.end_lineno or 0) - (before or 0)
 
 
 def test_every_room_has_its_floor(trees: Trees) -> None:
@@ -144,5 +135,4 @@ def test_every_room_says_what_it_is_for(trees: Trees) -> None:
 
 
 def says(trees: Trees, folder: Path) -> str:
-    """What a room's docstring says."""
     return ast.get_docstring(trees[name_of(folder / "__init__.py")]) or ""

@@ -1,7 +1,5 @@
 """The passes of a GPU, tried on the CPU: few operations a layer, and the numbers of the passes that are there."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Iterator
@@ -12,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from packed_or_not import packing
 from test_graphs import taped
 from test_host_reads import Operations
 from test_static import EOS, MASK, PAD, SETTINGS, llama, method_of
+from tools import packing
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 

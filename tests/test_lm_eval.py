@@ -1,7 +1,5 @@
 """What `lm_eval --model marsbench` makes of its arguments."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -48,17 +46,15 @@ def batch_size(checkpoint: str, given: dict[str, Any], **model_args: Any) -> int
     return model.batch_sizes["rows"]
 
 
-def test_rows_are_many_unless_somebody_asks_for_fewer(checkpoint: str, command_line: list[str], tmp_path: Path) -> None:
-    """Guards against lm-eval's default batch size of 1, which makes every evaluation many times slower."""
+def test_rows_are_many_unless_somebody_asks_for_fewer(
+    checkpoint: str, command_line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against lm-eval's default batch size of 1, and a batch size that was asked for and is not taken."""
     assert batch_size(checkpoint, BY_DEFAULT) == 16
     assert batch_size(checkpoint, BY_DEFAULT, batch_size=8) == 8
     command_line += ["--batch_size", "1"]
     assert batch_size(checkpoint, BY_DEFAULT | {"batch_size": "1"}) == 1
     assert batch_size(checkpoint, BY_DEFAULT | {"batch_size": "auto"}) == 16
-
-
-def test_rows_are_as_asked_in_a_program(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a batch size of 1 that a program has asked for and does not get."""
     monkeypatch.setattr(sys, "argv", ["program.py"])
     assert batch_size(checkpoint, BY_DEFAULT) == 1
     assert batch_size(checkpoint, BY_DEFAULT | {"batch_size": None}) == 16

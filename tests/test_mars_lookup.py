@@ -1,13 +1,11 @@
 """Drafts from two sources: who goes first, what goes on behind, and that neither changes a token."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tools
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Layout, Request
@@ -38,9 +36,7 @@ def joined(method: MarsLookup, guesses: list[int], sure: float, **how: Any) -> l
 
 @pytest.mark.parametrize("layout", ["groups", "linear"])
 def test_who_is_likelier_right_goes_first(layout: Layout) -> None:
-    """Guards against good guesses of the masks thrown away, bad ones in front of what is looked up, and masks that are
-    forwarded where their answers will hardly ever be of use, or not where nothing else drafts.
-    """
+    """Guards against good guesses thrown away, bad ones in front, and masks forwarded in vain or not where needed."""
     method = MarsLookup(MASK, window=3, draft_length=3, layout=layout)
     assert noted(method, [5, 6], UNLIKELY / 2) == ([20, 21, 7], False)
     assert noted(method, [], 0.0) == ([20, 21, 7], False)
@@ -48,21 +44,13 @@ def test_who_is_likelier_right_goes_first(layout: Layout) -> None:
     assert noted(method, [50, 51], 0.9) == ([50, 51], True), "nothing is looked up behind words that are new"
 
 
-def test_only_long_matches_go_on_behind_the_masks() -> None:
-    """Guards against a match of a token or two that spoils the masks behind it."""
+def test_long_and_late_matches_are_looked_up() -> None:
+    """Guards against a short match behind masks, drafts beyond the end, from a wrong place, and bounds off by one."""
     method = MarsLookup(MASK, window=3, draft_length=3, layout="linear")
     assert joined(method, [5, 6], 0.9) == [5, 6], "10 5 6 stood there, not 9 5 6"
-
-
-def test_drafts_end_where_the_row_does() -> None:
-    """Guards against drafts that nobody could use, forwarded at every answer's end."""
     method = MarsLookup(MASK, window=3, draft_length=3)
     assert joined(method, [20, 21], 0.9, end=len(TEXT) + 4) == [20, 21, 7]
     assert joined(method, [20, 21], 0.9, end=len(TEXT) + 1) == []
-
-
-def test_the_latest_longest_match_is_looked_up() -> None:
-    """Guards against drafts from the wrong place, and a bound on matches that is off by one."""
     twice = torch.tensor([[5, 6, 7, 20, 9, 5, 6, 7, 21, 4, 7, 22, 5, 6, 7]])
     assert look_up(twice, torch.tensor([15]), 2, longest=3)[0].tolist() == [[21, 4]]
     tokens, length = torch.tensor([[5, 6, 7, 8, 6, 7, 0, 0]]), torch.tensor([6])
@@ -95,12 +83,7 @@ def test_matches_that_did_not_hold_are_not_drafted_for_a_while() -> None:
 )
 def test_no_setting_changes_a_token(options: dict[str, Any]) -> None:
     """Guards against the smallest windows, of which one has no masks at all, and texts that go round in circles."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=40, hidden_size=16, num_hidden_layers=1, intermediate_size=24, num_attention_heads=2,
-        num_key_value_heads=1, initializer_range=0.3,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    model = tools.llama(vocab_size=40, **tools.SMALLEST | {"initializer_range": 0.3})
     requests = [Request(TEXT, 40), Request(TEXT[:3], 25), Request(TEXT[4:], 30, temperature=1.0, seed=3)]
     ids = {"eos_id": 2, "pad_id": 0}
     expected = decode(model, Autoregressive(), requests, **ids)

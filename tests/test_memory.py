@@ -1,7 +1,5 @@
 """What decoding holds on to: caches that follow the rows, nothing there twice, and nothing left when all is done."""
 
-from __future__ import annotations
-
 import gc
 import random
 import weakref
@@ -10,10 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import tools
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from marsbench.decoding import windows
 from marsbench.decoding.engine import Batch, decode
@@ -31,23 +30,12 @@ SLOT = 2 * LAYERS * HEADS * SIZE * 4  # bytes of a slot
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
     """An untrained model with room for long prompts."""
-    torch.manual_seed(0)
-    shape = {
-        "vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4, "num_key_value_heads": HEADS, "max_position_embeddings": 4096,
-        "initializer_range": 0.5,
-    }  # fmt: skip
-    return Qwen2ForCausalLM(Qwen2Config(**shape)).eval()
+    return tools.qwen2(num_hidden_layers=LAYERS, num_key_value_heads=HEADS, max_position_embeddings=4096)
 
 
 @pytest.fixture(scope="module")
 def draft() -> PreTrainedModel:
-    """A smaller one with the same vocabulary."""
-    shape = {
-        "vocab_size": 24, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 4096, "initializer_range": 0.5,
-    }  # fmt: skip
-    return Qwen2ForCausalLM(Qwen2Config(**shape)).eval()
+    return tools.qwen2(1, **tools.SMALLEST, max_position_embeddings=4096)
 
 
 def a_batch(model: PreTrainedModel, method: str = "ar", **options: Any) -> tuple[Batch, dict[int, Generation]]:
@@ -103,10 +91,8 @@ def fill(cache: RaggedCache, rows: int, slots: int) -> None:
 
 
 # ---- the cache ------------------------------------------------------------------------------------------------------
-
-
-def test_a_long_visitor_takes_its_memory_along(model: PreTrainedModel) -> None:
-    """Guards against slots and columns that stay as many as the longest row that ever was needed."""
+def test_a_long_visitor_takes_its_memory_along_and_leaves_no_trace(model: PreTrainedModel) -> None:
+    """Guards against slots as many as the longest row ever needed, and rows cut or mixed up as stores shrink."""
     batch, _ = a_batch(model)
     batch.join({row: Request(prompt(20), 200) for row in range(4)})
     batch.step()
@@ -117,10 +103,6 @@ def test_a_long_visitor_takes_its_memory_along(model: PreTrainedModel) -> None:
         batch.step()
     assert len(batch) == 4
     assert cache_bytes(batch) <= 2 * before[0] and row_bytes(batch) <= 1.1 * before[1]
-
-
-def test_a_long_visitor_leaves_no_trace_in_the_others(model: PreTrainedModel) -> None:
-    """Guards against rows that are cut or mixed up when their stores are made smaller."""
     requests = {row: Request(prompt(5 + row, row), 150 + row) for row in range(5)}
     batch, done = a_batch(model)
     batch.join(requests)
@@ -162,8 +144,8 @@ def test_an_empty_batch_holds_nothing(method: str, model: PreTrainedModel, draft
     assert (cache_bytes(batch), row_bytes(batch)) == (0, 0)
 
 
-def test_a_growing_cache_has_one_layer_twice() -> None:
-    """Guards against all layers there twice, the old and the new, whenever rows grow longer."""
+def test_caches_are_there_twice_in_one_layer_at_most() -> None:
+    """Guards against all layers there twice when rows grow, and three caches at once when rows join."""
     cache = RaggedCache()
     with torch.inference_mode(), Held() as held:
         fill(cache, 8, 60)
@@ -174,10 +156,6 @@ def test_a_growing_cache_has_one_layer_twice() -> None:
     assert held.peak <= grown + 1.5 * grown / LAYERS
     for layer, (keys, values) in enumerate(cache._layers):
         assert (keys[:, :100] == layer).all() and (values[:, :100] == layer + 0.5).all()
-
-
-def test_rows_that_join_are_there_twice_in_one_layer() -> None:
-    """Guards against newcomers' cache, old cache and new cache, all three at once."""
     own, others = RaggedCache(), [RaggedCache(), RaggedCache()]
     with torch.inference_mode(), Held() as held:
         fill(own, 8, 60)
@@ -227,8 +205,6 @@ def test_want_of_memory_leaves_the_rows_as_they_were(when: str, allowed: int, mo
 
 
 # ---- windows --------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def tensors_kept() -> Iterator[Callable[[], tuple[int, int]]]:
     """Asks for tensors, and their bytes, that are there now and were not before."""
@@ -266,8 +242,6 @@ def test_windows_that_recur_are_kept() -> None:
 
 
 # ---- all of it ------------------------------------------------------------------------------------------------------
-
-
 def test_memory_is_back_when_all_is_done(model: PreTrainedModel, draft: PreTrainedModel) -> None:
     """Guards against anything that stays behind of requests that come, end, are cancelled, or turned down."""
     draw = random.Random(0)
@@ -300,7 +274,6 @@ def soak(model: PreTrainedModel, draft: PreTrainedModel, draw: random.Random, re
 
 
 def random_request(draw: random.Random, method: str) -> Request:
-    """Short ones mostly."""
     length = draw.choice([draw.randint(1, 30), draw.randint(1, 30), draw.randint(30, 300)])
     ids = [draw.randint(4, 23) for _ in range(length)]
     threshold = draw.choice([None, draw.random()]) if method != "speculative" else None

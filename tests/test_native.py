@@ -1,7 +1,5 @@
 """What is computed in C++: as by torch, and for each entry as if it were alone."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess
@@ -84,9 +82,7 @@ def test_tokens_are_those_of_torchs_operations(name: str, model: Any, monkeypatc
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("inputs", "outputs"), [(96, 48), (130, 16), (576, 960)])
 def test_a_product_is_right_and_the_same_whoever_is_beside(dtype: torch.dtype, inputs: int, outputs: int) -> None:
-    """Guards against blocks, pairs or positions that are left out, sums whose order depends on the window, and a state
-    of the CPU that torch's own product finds changed.
-    """
+    """Guards against blocks or positions left out, sums that depend on the window, a state of the CPU left behind."""
     torch.manual_seed(0)
     values, weight, bias = (torch.randn(*size).to(dtype) for size in ((64, inputs), (outputs, inputs), (outputs,)))
     product, packed = torch.ops.marsbench.product, pack(weight)
@@ -174,9 +170,7 @@ def test_the_chosen_product_is_not_slower_than_torchs(monkeypatch: pytest.Monkey
 @native
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="what is here has been tried")
 def test_a_cpu_without_avx512_is_served_as_well() -> None:
-    """Guards against tiles that only AVX-512 has registers for, and AMX where it was not asked for: slower than torch,
-    or another answer.
-    """
+    """Guards against tiles for AVX-512's registers alone, and AMX unasked: slower than torch, or another answer."""
     script = """
 import test_native as t
 [*map(t.verified_as_ar, t.HEAD_SIZES)]
@@ -246,8 +240,8 @@ def test_an_entry_finds_the_same_bits_whoever_is_beside_it(dtype: torch.dtype) -
 
 
 @native
-def test_rows_that_see_nothing_and_ends_of_caches_are_kept_within_bounds() -> None:
-    """Guards against reads before a row's first slot, and behind the last that a forward looks at."""
+def test_bounds_and_odd_sizes_are_kept_to() -> None:
+    """Guards against reads before a row's first slot or behind the last, and sizes cut to what vectors hold."""
     every, turned = torch.randn(4, (HEADS + 2 * KV_HEADS) * SIZE), torch.ones(4, 1, SIZE)
     keys, values = torch.zeros(2, 3, KV_HEADS, SIZE), torch.zeros(2, 3, KV_HEADS, SIZE)
     visible = torch.ones(2, 2, dtype=torch.bool).tril()
@@ -256,11 +250,6 @@ def test_rows_that_see_nothing_and_ends_of_caches_are_kept_within_bounds() -> No
         visible, 2, SIZE**-0.5,
     )  # fmt: skip
     assert found.isfinite().all() and not found[0].any() and found[1].any()
-
-
-@native
-def test_models_that_it_does_not_take_run_as_ever() -> None:
-    """Guards against heads and sizes that are cut to what vectors hold."""
     sizes = {**SHAPE, "hidden_size": 96, "intermediate_size": 100}
     model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
     decoder = decoder_of(model)
@@ -278,7 +267,6 @@ def test_it_is_left_where_there_is_no_compiler(model: Any, monkeypatch: pytest.M
 
 
 def left_in(folder: Path) -> list[Path]:
-    """All but locks."""
     return [file for file in folder.iterdir() if file.suffix != ".lock"]
 
 

@@ -3,8 +3,6 @@
 A scale stands elsewhere: `test_scales.py::test_a_scale_is_one_file`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -23,8 +21,6 @@ GOLDEN = ROOT / "tests" / "golden"
 
 METHOD = '''
 """Drafts that stutter: the last token, again and again."""
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 
@@ -63,8 +59,6 @@ ENTRY = """    "stutter": MethodInfo("stutter:Stutter", "drafts what was said", 
 
 GENERATOR = '''
 """mini_parity: whether a number is odd or even."""
-
-from __future__ import annotations
 
 import random
 

@@ -1,7 +1,5 @@
 """Packed weights: never stale, gone with their model, and nothing but faster."""
 
-from __future__ import annotations
-
 import copy
 import gc
 from collections.abc import Callable, Iterator
@@ -10,17 +8,21 @@ from weakref import WeakValueDictionary
 
 import psutil
 import pytest
+import tools
 import torch
-from packed_or_not import packing
+from test_adapter import noisy, states
+from test_architectures import SHAPE
+from tools import packing
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.decoding.engine import decode, forward
 from marsbench.decoding.generation import Request
 from marsbench.forward import linear as linear_module
+from marsbench.forward.adapter import Adapted
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import LeanDecoder, decoder_of
-from marsbench.forward.linear import packing_in_words, positions_packed
+from marsbench.forward.linear import Copy, packing_in_words, positions_packed
 from marsbench.forward.native import VARIABLE, is_native
 from marsbench.forward.window import Window
 from marsbench.methods.ar import Autoregressive
@@ -31,12 +33,7 @@ LAYERS, SITES = 2, 4
 
 
 def llama(seed: int = 0, *, tied: bool = True) -> Any:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=48, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.3, tie_word_embeddings=tied,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    return tools.llama(seed, vocab_size=48, initializer_range=0.3, tie_word_embeddings=tied)
 
 
 @pytest.fixture(autouse=True)
@@ -174,3 +171,73 @@ def test_golden_vectors_stay(golden: dict[str, Any], golden_models: dict[str, Pr
             found[on] = decode(model, Autoregressive(), requests, eos_id=2, pad_id=0)
             assert (len(linear_module.COPIES) > 0) == on
     assert found[True] == found[False]
+
+
+@pytest.fixture(autouse=True)
+def packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Weights are packed, however small."""
+    monkeypatch.setenv(VARIABLE, "1")  # whatever is faster
+    with packing(True):
+        yield
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE)).to(torch.bfloat16).eval()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of positions for which layers ran as one with an adapter's maps."""
+    found: list[int] = []
+    alone = Copy.adapted
+
+    def call(one: Copy, values: Tensor, *given: Any) -> Tensor:
+        found.append(len(values))
+        return alone(one, values, *given)
+
+    monkeypatch.setattr(Copy, "adapted", call)
+    return found
+
+
+def by_themselves(model: Any) -> Tensor:
+    """The states, of layers and maps that run one after the other."""
+    with packing(False):
+        return states(model)[0]
+
+
+def test_tokens_get_what_they_get_without_an_adapter(model: PreTrainedModel, calls: list[int]) -> None:
+    """Guards against zeros behind the values by which a token's sum is rounded otherwise."""
+    adapted = Adapted(model, noisy(model, 0.3))
+    (plain, masked), (found, _) = states(model), states(adapted)
+    assert torch.equal(plain[~masked], found[~masked])
+    assert calls == [11] * 4 * model.config.num_hidden_layers
+    torch.testing.assert_close(found[masked], by_themselves(adapted)[masked], rtol=0.05, atol=0.05)
+    assert not torch.isclose(plain[masked], found[masked]).all(1).any()
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.v_proj.bias"])
+def test_it_follows_what_is_written_to_a_layer(model: PreTrainedModel, calls: list[int], name: str) -> None:
+    """Guards against a copy of weights, or of biases, that are none of the model's any more."""
+    adapter = noisy(model, 0.3)
+    adapted = Adapted(model, adapter)
+    before = states(adapted)[0]
+    with torch.no_grad():
+        model.get_parameter(name).add_(0.5)
+    after = states(adapted)[0]
+    assert not torch.equal(before, after)
+    assert torch.equal(after, states(Adapted(model, adapter))[0])
+    torch.testing.assert_close(after, by_themselves(adapted), rtol=0.1, atol=0.1)
+    assert calls
+
+
+def test_layers_with_and_without_a_bias_are_one(model: PreTrainedModel, calls: list[int]) -> None:
+    """Guards against a bias that is dropped with another layer's."""
+    model.model.layers[0].self_attn.k_proj.bias = None
+    adapted = Adapted(model, noisy(model, 0.3))
+    (plain, masked), (found, _) = states(model), states(adapted)
+    assert torch.equal(plain[~masked], found[~masked])
+    with packing(False):
+        torch.testing.assert_close(states(model)[0], plain, rtol=0.05, atol=0.05)
+    assert len(calls) == 4 * model.config.num_hidden_layers

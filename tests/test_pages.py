@@ -1,9 +1,9 @@
 """Pages on lines, from made-up rows: numbers in their places, claims of the lines they name, verdicts in words."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterator
+import shutil
+import string
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -11,19 +11,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up import PAGES, answered, lines_of
+from made_up import PAGES, answered, lines_of, measured_of, section, sweep_row
 
-from marsbench.findings.cells import columns, latest_cells
+from marsbench.findings.cells import BENCHMARKS, columns, latest_cells
 from marsbench.findings.claims import Claim, Finding, Measured
 from marsbench.findings.in_words import p_value
 from marsbench.findings.seeds import SeedRows
+from marsbench.line import Line
 from marsbench.overview.pages import page_of, write_page
+from marsbench.paths import PACKAGE
+from marsbench.presets import preset
+from marsbench.rendering import markdown
 from marsbench.rendering.claims import page_claims, tally, verdict
-from marsbench.rendering.markdown import table
-from marsbench.rows.kinds import AnyRow, EvaluationRow
+from marsbench.rendering.markdown import filled, table
+from marsbench.rows.kinds import AnyRow, EvaluationRow, Row, SweepRow, TrainingRow
+from marsbench.rows.workspace import Workspace
+from marsbench.running.run import Run
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, Interval
-from marsbench.studies import studies_on
+from marsbench.studies import curves, discrepancies, studies_on
+from marsbench.studies.curves import CURVES, SCALES_OWN, settled
+from marsbench.studies.discrepancies import ALL_MASKS, NO_CACHE
 from marsbench.studies.study import TablePage
 from marsbench.studies.table2 import STUDY as TABLE2
 
@@ -49,8 +57,8 @@ def rows_of(page: TablePage, change: Callable[[EvaluationRow], EvaluationRow] = 
 
 
 @pages
-def test_every_number_stands_in_its_place(page: TablePage) -> None:
-    """Guards against a number in the wrong line or column, and a benchmark that the table does not ask."""
+def test_numbers_and_claims_are_of_their_lines(page: TablePage) -> None:
+    """Guards against a number in the wrong line or column, a swapped sign or pair, and a claim of a renamed line."""
     rows = rows_of(page)
     cells, text = latest_cells(rows), page.render(rows, "mini")
     found = {name: line for line in lines_of(text) for name in line[0].split("; ")}
@@ -63,11 +71,6 @@ def test_every_number_stands_in_its_place(page: TablePage) -> None:
         average = 100 * mean(mean(row.correct) for row in own)
         tokens = mean(sum(row.emitted) / sum(row.forwards) for row in own)
         assert shown[1 + len(own)].startswith(f"{average:.1f} ") and shown[2 + len(own)].startswith(f"{tokens:.2f} ")
-
-
-@pages
-def test_claims_compare_the_lines_that_they_name(page: TablePage) -> None:
-    """Guards against a swapped sign or pair, and a renamed line, which would leave its claim out for ever."""
     rows = rows_of(page)
     cells = latest_cells(rows)
     for claim in page.claims:
@@ -104,7 +107,7 @@ def found_of(value: float, side: Any, **said: Any) -> Finding:
 
 
 def test_a_verdict_is_that_after_holm_and_says_where_it_holds() -> None:
-    """Guards against a verdict that the correction takes back, and one of small models that passes for the paper's."""
+    """Guards against verdicts before Holm, toys that pass for the paper's, "-2.0" beside -2, p of 0, and pipes."""
     sure = replace(found_of(2.0, "holds"), after_holm=0.02)
     assert verdict(sure, "mini") == "holds in the toy" and verdict(sure, "135m") == "holds"
     assert verdict(replace(sure, after_holm=0.06), "mini") == "open"
@@ -112,21 +115,15 @@ def test_a_verdict_is_that_after_holm_and_says_where_it_holds() -> None:
     assert verdict(found_of(2.0, "holds", check=True), "mini") == "by construction"
     assert verdict(found_of(2.0, "does not hold", check=True), "mini") == "broken: does not hold"
     assert tally([("mini", sure), ("mini", sure), ("mini", found_of(0.0, "open"))]) == "2 hold, 1 open"
-
-
-def test_a_page_shows_the_verdict_among_all_claims() -> None:
-    """Guards against a page and the index that judge the same claim by other corrections."""
+    claim = Claim(measure=lambda rows: Measured(), bound=Bound(low=-2.0), signed=True)
+    assert Finding(claim, Measured(Estimate(-1.0, Interval(-2.02, 0.04), 9))).found == "-1.00 [-2.02, +0.04] points"
+    assert p_value(0.00001) == "< 0.0001" and p_value(0.0499) == "0.0499"
+    assert "a\\|b" in table(["x"], [["a|b"]])
     claim = TABLE2.claims[-1]
     rows = rows_of(TABLE2)
     own = claim.over([rows])
     judged = replace(own, after_holm=0.5)
     assert "open" in page_claims([claim], SeedRows({0: rows}, [judged]), "mini")
-
-
-def test_a_limit_beside_a_bound_is_printed_on_its_side() -> None:
-    """Guards against "[-2.0, ...]" beside a bound of -2, which leaves the verdict to be guessed."""
-    claim = Claim(measure=lambda rows: Measured(), bound=Bound(low=-2.0), signed=True)
-    assert Finding(claim, Measured(Estimate(-1.0, Interval(-2.02, 0.04), 9))).found == "-1.00 [-2.02, +0.04] points"
 
 
 def test_a_study_stands_on_the_page_of_another(tmp_path: Path) -> None:
@@ -144,17 +141,176 @@ def test_a_study_stands_on_the_page_of_another(tmp_path: Path) -> None:
     assert [file.read_bytes() for file in write_page(parts, "mini", tmp_path)] == first, "the same twice"
 
 
-def test_pages_are_few_and_short() -> None:
-    """Guards against reports that nobody reads."""
+def test_pages_are_short_and_layouts_sound() -> None:
+    """Guards against reports that nobody reads, and layouts with a stray brace or lines too long."""
     counts = {
         page: len(page.read_text(encoding="utf-8").split())
         for page in [*(ROOT / "reports").glob("*.md"), *(ROOT / "reports/135m").glob("*.md")]
     }
     assert len(counts) <= MOST_PAGES and sum(counts.values()) <= ALL_WORDS
     assert {page.name: count for page, count in counts.items() if count > MOST_WORDS} == {}
+    files = [file for room in ("studies", "overview") for file in (PACKAGE / room).rglob("*.md")]
+    assert len(files) > 6
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        names = {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+        assert names and all(name.isidentifier() for name in names), file
+        assert all(len(line) <= 120 for line in text.splitlines() if not line.startswith("|")), file
 
 
-def test_numbers_and_tables() -> None:
-    """Guards against a p value of 0.000, and a pipe that shifts the columns."""
-    assert p_value(0.00001) == "< 0.0001" and p_value(0.0499) == "0.0499"
-    assert "a\\|b" in table(["x"], [["a|b"]])
+CURVE_N = 300  # questions per benchmark
+ENDINGS = CURVES[SCALES_OWN]
+
+
+def points(*right: tuple[int, int]) -> list[Row]:
+    """A curve: at each of its steps, so many of its questions right by AR SFT and by every line of MARS."""
+    found = list[Row]()
+    for place, (ending, (ar, mars)) in enumerate(zip(ENDINGS, right, strict=False)):
+        size = {
+            "block_size": 4,
+            "steps": 800 * 2**place,
+            "parameters": 900_000,
+            "tokens": 1,
+            "seconds": 1.0,
+            "loss": 1.0,
+        }
+        found.append(TrainingRow(f"training{ending}", "done", "", "mini", stage=f"mars{ending}", **size))
+        for line in curves.PLAN.lines:
+            if line.stage in (f"ar_sft{ending}", f"mars{ending}"):
+                count = ar if line.method == "ar" else mars
+                correct = [question < count for question in range(CURVE_N)]
+                found += [answered(line, name, correct, [120] * CURVE_N, [100] * CURVE_N) for name in BENCHMARKS]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("right", "steps", "words"),
+    [
+        (((200, 180), (200, 180), (201, 181)), 800, "800 steps"),
+        (((200, 180), (200, 220), (200, 221)), 1600, "1,600 steps"),  # MARS alone still moves
+        (((200, 180), (240, 180), (240, 180)), 1600, "1,600 steps"),  # AR SFT alone
+        (((200, 180), (200, 180), (200, 220), (200, 220)), 3200, "3,200 steps"),  # a pause is no end
+        (((200, 180), (200, 220)), None, "not reached: still moves at 1,600 steps"),
+        (((200, 180),), None, "not measured"),
+    ],
+)
+def test_the_rule_names_the_steps_after_which_no_line_moves(
+    right: tuple[tuple[int, int], ...], steps: int | None, words: str
+) -> None:
+    """Guards against a rule that looks at one line, or at the next point alone, or decides without points."""
+    assert settled(points(*right), SCALES_OWN) == (steps, words)
+
+
+def test_a_page_of_some_points_says_that_it_is_in_part(tmp_path: Path) -> None:
+    """Guards against missing points that are drawn, or left out in silence."""
+    rows = points((200, 180), (201, 181))
+    page = curves.STUDY.render(rows, "mini")
+    assert "**In part:** points are missing of: shipped base, gentle rate; shipped base, ten" in page
+    assert page.count("| shipped base, gentle rate, ") == 2 and "67.0 ± " in page and "; 1.20 |" in page
+    assert "1,800 questions a line" in page and "curves_sizes" not in page
+    assert {path.stem for path in curves.STUDY.draw(rows, "mini", tmp_path)} == {"curves_steps"}
+
+
+def test_only_what_is_trained_is_measured(micro_checkpoints: Path, tmp_path: Path) -> None:
+    """Guards against a command that trains for hours before it measures the checkpoints that are there."""
+    run = Run(preset("micro"), Workspace(tmp_path, "micro"), limit=2, benchmarks=("mini_gsm8k",))
+    shutil.copytree(micro_checkpoints, run.workspace.runs / "checkpoints")
+    before = sorted((run.workspace.runs / "checkpoints").iterdir())
+    rows = [row for row in measured_of(curves.STUDY, run) if isinstance(row, EvaluationRow)]
+    assert {row.stage for row in rows} == {"base", "ar_sft", "mars"} and all(row.status == "done" for row in rows)
+    assert sorted((run.workspace.runs / "checkpoints").iterdir()) == before
+    assert curves.STUDY.trains(run.scale, quick=False) == []
+
+
+LAYOUT = """# Speed at scale {scale}
+
+- Fast: {fast}.
+- Slow: {slow}.
+
+A paragraph that is
+wrapped, on {scale}.
+
+It is {slow} slow.
+
+{slow}
+
+---
+## A section
+
+Its words.
+
+{slow}
+
+---
+## Another
+
+{fast}
+
+{slow}
+
+| a | b |
+|---|---|
+"""
+
+
+@pytest.fixture
+def layout_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "page.md").write_text(LAYOUT, encoding="utf-8")
+    monkeypatch.setattr(markdown.resources, "files", lambda package: tmp_path)
+
+
+@pytest.mark.usefixtures("layout_written")
+def test_what_has_nothing_to_say_is_left_out() -> None:
+    """Guards against headings over nothing, half sentences, broken paragraphs, and a slot that nobody fills."""
+    first, section, other = filled("any", "page.md", {"scale": "mini", "fast": "1 {slow}", "slow": ""})
+    assert first == ("# Speed at scale mini\n\n- Fast: 1 {slow}.\n\nA paragraph that is wrapped, on mini."), (
+        "what fills a slot is no layout"
+    )
+    assert section == ""
+    assert other == "## Another\n\n1 {slow}\n\n| a | b |\n|---|---|"
+    with pytest.raises(KeyError, match="slow"):
+        filled("any", "page.md", {"scale": "mini", "fast": "1"})
+
+
+TWENTY = 20
+
+
+def twenty_questions(arm: str, right: int, tokens: int) -> list[EvaluationRow]:
+    """A line that has so many of twenty questions right and emits so many tokens in ten forwards, everywhere."""
+    correct, line = [1.0] * right + [0.0] * (TWENTY - right), Line(arm, "", "mars", "mars")
+    return [answered(line, name, correct, [tokens] * TWENTY, [10] * TWENTY) for name in BENCHMARKS]
+
+
+def raced(contender: str, batch_size: int, seconds: Sequence[float]) -> SweepRow:
+    """A contender that emits as many tokens in so many seconds as `ar` beside it in one."""
+    return sweep_row(contender, contender.partition(",")[0], batch_size, seconds, forwards=50, positions=200)
+
+
+def of_page(rows: Sequence[Row], number: str) -> str:
+    return section(discrepancies.STUDY.render(rows, "mini"), f"{number}:")
+
+
+def test_differences_have_their_size_sign_and_verdict() -> None:
+    """Guards against a difference the wrong way round, in fractions, or called seen, and ratios upside down."""
+    rows = [*twenty_questions("mars_b4", 18, 10), *twenty_questions("mars_paper_alignment_b4", 15, 10)]
+    rows += [*twenty_questions("mars_b4_0.95", 15, 20), *twenty_questions("mars_paper_alignment_b4_0.95", 15, 25)]
+    lines = [line for line in of_page(rows, "D1").splitlines() if line.startswith("| MARS")]
+    assert "-15.0" in lines[0] and "+0.00" in lines[0] and "accuracy differs" in lines[0]
+    assert "+0.0" in lines[1] and "+0.50" in lines[1] and "tokens/forward differs" in lines[1]
+    assert discrepancies.tally({0: rows}) == "2 of 2 comparisons of lines differ (2 of one training seed alone)"
+    alike = [*twenty_questions("mars_b4", 18, 10), *twenty_questions("mars_paper_alignment_b4", 18, 10)]
+    assert "no difference seen" in of_page(alike, "D1")
+    assert discrepancies.tally({0: alike}) == "0 of 1 comparisons of lines differ (1 of one training seed alone)"
+    rows = [raced(NO_CACHE, 1, [1.0, 1.1, 0.9]), raced(ALL_MASKS, 1, [2.0, 2.2, 1.8])]
+    (line,) = [line for line in of_page(rows, "D10").splitlines() if line.startswith("| 1 ")]
+    assert "0.50 [0.50, 0.50]" in line and "differs" in line
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [([0.5, 0.6], "up to 48"), ([0.5, 1.0], "From batch size 48 on"), ([1.0, 0.5], "From batch size 1 on")],
+)
+def test_the_knee_is_the_first_batch_size_without_a_gain(seconds: list[float], said: str) -> None:
+    """Guards against a knee that is passed over, or found where MARS is faster."""
+    rows = [raced("mars", size, [taken] * 3) for size, taken in zip((1, 48), seconds, strict=True)]
+    assert said in of_page(rows, "D14")

@@ -1,11 +1,10 @@
 """Prompts in parts: the tokens are the same, no forward is wider than it may be, and nobody counts the parts."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
 import pytest
+import tools
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -29,10 +28,7 @@ IN_ONE_PIECE = {"mars-no-cache", "block-diffusion"}  # whose rows are not cut
 def models() -> dict[str, Any]:
     """Untrained models, one of them without a lean decoder, another that drafts, and heads."""
     torch.manual_seed(0)
-    shape = {
-        "vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.5,
-    }  # fmt: skip
+    shape = tools.SIZES | {"max_position_embeddings": 256}
     heads = MedusaHeads(32)
     for parameter in heads.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
@@ -52,7 +48,6 @@ def run(
     models: dict[str, Any], method: str, prompts: list[list[int]], prefill_positions: int, *, family: str = "lean",
     threshold: float | None = None, meter: Meter | None = None, batch_size: int = 8, **options: Any,
 ) -> list[Generation]:  # fmt: skip
-    """Decode prompts whose forwards are bounded."""
     chosen = build_method(
         method, Options(**{"mask_id": MASK, "draft": models["draft"], "heads": models["heads"], **options})
     )
@@ -173,8 +168,8 @@ def test_a_join_in_parts_is_whole_or_not_at_all(models: dict[str, Any], monkeypa
     assert [done[row] for row in (0, 1, 2, 3, 9)] == alone
 
 
-def test_a_join_ticks_once(models: dict[str, Any]) -> None:
-    """Guards against a clock that takes the parts of a prompt for forwards that settle tokens."""
+def test_a_join_ticks_once_and_others_step_between(models: dict[str, Any]) -> None:
+    """Guards against parts of a prompt that count as forwards, for its row or others, and traces of dropped ones."""
 
     class Clock(Meter):
         ticks = 0
@@ -186,19 +181,6 @@ def test_a_join_ticks_once(models: dict[str, Any]) -> None:
     (found,) = run(models, "ar", [[5, 6, 7] * 9], 4, meter=clock)
     assert clock.ticks == found.forwards
     assert clock.prompt_forwards == 7
-
-
-@pytest.mark.parametrize("positions", [0, -5])
-def test_a_bound_that_holds_nothing_is_refused(positions: int, models: dict[str, Any]) -> None:
-    """Guards against a prompt that is cut for ever."""
-    with pytest.raises(UserError, match="prefill positions"):
-        run(models, "ar", [[5]], positions)
-    with pytest.raises(UserError, match="prefill positions"):
-        run(models, "hf-generate", [[5]], positions)
-
-
-def test_others_step_between_two_pieces(models: dict[str, Any]) -> None:
-    """Guards against a row that counts others' forwards as its own, and a dropped prompt that leaves traces."""
     found: dict[int, Generation] = {}
     batch = Batch(
         models["lean"], build_method("ar", Options(mask_id=MASK)), eos_id=2, pad_id=PAD, on_finished=found.__setitem__
@@ -216,3 +198,12 @@ def test_others_step_between_two_pieces(models: dict[str, Any]) -> None:
         batch.step()
     alone = run(models, "ar", [prompts[1]], PREFILL_POSITIONS)[0]
     assert found.keys() == {0, 1} and found[1] == alone
+
+
+@pytest.mark.parametrize("positions", [0, -5])
+def test_a_bound_that_holds_nothing_is_refused(positions: int, models: dict[str, Any]) -> None:
+    """Guards against a prompt that is cut for ever."""
+    with pytest.raises(UserError, match="prefill positions"):
+        run(models, "ar", [[5]], positions)
+    with pytest.raises(UserError, match="prefill positions"):
+        run(models, "hf-generate", [[5]], positions)

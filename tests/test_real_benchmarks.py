@@ -1,7 +1,5 @@
 """The six real benchmarks: lm-eval's own prompts, scorers that take right answers and no others, and clear refusals."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -13,17 +11,38 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lm_eval.filters.extraction import RegexFilter
-from typer.testing import CliRunner
+from tools import invoke
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner, Result
 
+from marsbench.answering import Answering
 from marsbench.cli import app
 from marsbench.errors import UserError
 from marsbench.evaluation import answers, harness, local_data
 from marsbench.evaluation.benchmarks import GROUPS, benchmark, benchmarks, fingerprint, load_tasks
-from marsbench.evaluation.harness import Exam, LoggedAnswer, evaluate, prepare
+from marsbench.evaluation.harness import (
+    AnswerLog,
+    Exam,
+    LoggedAnswer,
+    Scored,
+    answer,
+    cut_in_words,
+    evaluate,
+    prepare,
+    room_for_prompt,
+    without_beginning,
+)
+from marsbench.methods import Options, build_method
+from marsbench.rows.kinds import EvaluationRow
+from marsbench.rows.store import RowStore
+from marsbench.rows.workspace import Workspace
+from marsbench.training.checkpoints import Loaded
+from marsbench.training.tokenizer import build_tokenizer
 
 LITTLE = Path(__file__).parent / "data"  # a few rows of each benchmark
 # Everything, where MARSBENCH_DATA names a folder of whole benchmarks; else the few rows.
@@ -38,7 +57,6 @@ def data_of(name: str) -> Path:
 
 @pytest.fixture(scope="module", params=TEXTUAL)
 def exam(request: pytest.FixtureRequest) -> Exam:
-    """All questions of a benchmark."""
     return prepare(benchmark(request.param), data_of(request.param))
 
 
@@ -58,7 +76,6 @@ def scores(exam: Exam, say: Callable[[str], str]) -> dict[str, float]:
 
 
 # ---- prompts --------------------------------------------------------------------------------------------------------
-
 STOCK = {
     "gsm8k": "gsm8k/gsm8k-cot.yaml",
     "bbh": "bbh/cot_fewshot/{}.yaml",
@@ -129,7 +146,6 @@ def test_every_task_asks_for_the_papers_limit(name: str) -> None:
 
 
 # ---- scores ---------------------------------------------------------------------------------------------------------
-
 GOOD = {
     "a sentence": lambda target: f"Let me think.\n\nSo the answer is {target}.",
     "no full stop": lambda target: f"Let me think step by step. The answer is {target}",
@@ -159,8 +175,8 @@ def test_right_answers_score(wording: str, exam: Exam) -> None:
     assert scores(exam, GOOD[wording])[first] == 1.0
 
 
-def test_wrong_answers_do_not_score(exam: Exam) -> None:
-    """Guards against a scorer that takes any answer."""
+def test_wrong_answers_do_not_score_and_strict_is_lm_evals(exam: Exam) -> None:
+    """Guards against a scorer that takes any answer, and repairs that leak into the numbers others publish."""
     letters = "ABCDEFGHIJKLMNOPQRS"
 
     def wrong(target: str) -> str:
@@ -171,10 +187,6 @@ def test_wrong_answers_do_not_score(exam: Exam) -> None:
 
     assert set(scores(exam, lambda target: f"So the answer is {wrong(target)}.").values()) == {0.0}
     assert set(scores(exam, lambda target: "").values()) == {0.0}
-
-
-def test_strict_scores_are_lm_evals_own(exam: Exam) -> None:
-    """Guards against repairs that leak into the numbers that others publish."""
     if exam.benchmark.name == "bbh":  # stock cuts at "Q", and wants a full stop
         found = scores(exam, lambda target: f"So the answer is {target}.")
         assert found["strict"] == pytest.approx(
@@ -186,29 +198,21 @@ def test_strict_scores_are_lm_evals_own(exam: Exam) -> None:
         assert scores(exam, lambda target: f"It is {target}.")["strict"] == 0.0
 
 
-def test_unread_options_are_wrong() -> None:
-    """Guards against random credit for an answer that names no option."""
+def test_answers_score_alike_every_time() -> None:
+    """Guards against credit for no option, letters drawn at random, and targets that move or stay in one place."""
     exam = prepare(benchmark("mmlu_pro_math"), LITTLE)
     assert set(scores(exam, lambda target: "it cannot be known").values()) == {0.0}
-
-
-def test_gpqa_choices_keep_their_order() -> None:
-    """Guards against targets that move between runs, and against the right answer always in one place."""
+    exam = prepare(benchmark("ifeval"), DATA)
+    said = {number: LoggedAnswer(number, f"Zebra quiz, {number}! " * 3) for number in exam.asked()}
+    found = [evaluate(exam, said).scores for _ in range(3)]
+    assert found[0] == found[1] == found[2]
+    assert all(len(parts) > 0 for parts in found[0]["strict, per instruction"])
     first, again = (load_tasks(benchmark("gpqa"), LITTLE)["gpqa"].eval_docs for _ in range(2))
     assert first["answer"] == again["answer"]
     assert len(set(first["answer"])) > 1
     for doc in first:
         right = doc[f"choice{'ABCD'.index(doc['answer'][1]) + 1}"]
         assert right == doc["Correct Answer"]
-
-
-def test_ifeval_scores_alike_every_time() -> None:
-    """Guards against the letters that IFEval's checker draws at random (keys 1122 and 1129)."""
-    exam = prepare(benchmark("ifeval"), DATA)
-    said = {number: LoggedAnswer(number, f"Zebra quiz, {number}! " * 3) for number in exam.asked()}
-    found = [evaluate(exam, said).scores for _ in range(3)]
-    assert found[0] == found[1] == found[2]
-    assert all(len(parts) > 0 for parts in found[0]["strict, per instruction"])
 
 
 def test_ifeval_without_its_sentence_model_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,41 +225,29 @@ def test_ifeval_without_its_sentence_model_says_so(monkeypatch: pytest.MonkeyPat
 
 
 # ---- which questions ------------------------------------------------------------------------------------------------
-
-
-def test_a_few_questions_come_from_all_subtasks() -> None:
-    """Guards against a limit that asks one subtask only, and against numbers that are not rows of the data."""
+def test_limits_and_shards_take_parts_of_the_whole() -> None:
+    """Guards against a limit of one subtask or a small scale's, questions of no shard or two, and guessed names."""
     exam = prepare(benchmark("bbh"), LITTLE).first(30)
     assert sorted(len(places) for places in exam.places.values()) == [1] * 24 + [2] * 3
     whole = prepare(benchmark("mmlu_pro"), LITTLE)
     rows = [json.loads(line) for line in (LITTLE / "mmlu_pro" / "test.jsonl").read_text().splitlines()]
     assert targets(whole) == {number: row["answer"] for number, row in enumerate(rows)}
-
-
-def test_shards_are_parts_of_the_whole() -> None:
-    """Guards against questions that no shard asks, or two."""
     exam = prepare(benchmark("bbh"), LITTLE).first(40)
     parts = [exam.shard(part, 3).asked() for part in (1, 2, 3)]
     assert sorted(number for part in parts for number in part) == exam.asked()
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-def test_benchmarks_by_group_and_subtask() -> None:
-    """Guards against a group that forgets a benchmark, and names that are guessed."""
     assert benchmarks(["real"]) == ["ifeval", "bbh", "mmlu_pro", "gpqa", "gsm8k", "humaneval"]
     assert benchmark("bbh_word_sorting").subtasks == ("word_sorting",)
     for unknown in ("bbh_nothing", "gsm8k_", "mars"):
         with pytest.raises(UserError, match="unknown benchmark"):
             benchmark(unknown)
+    assert {benchmark(name).answer_limit(96) for name in (*GROUPS["real"], "bbh_word_sorting")} == {256}
+    assert {benchmark(name).answer_limit(96) for name in GROUPS["mini"]} == {96}
 
 
-def test_where_functions_lie_does_not_matter() -> None:
-    """Guards against answers of MMLU-Pro that no later process finds again."""
+def test_where_things_lie_does_not_matter(tmp_path: Path) -> None:
+    """Guards against answers no process finds, cells measured anew for a moved folder, or kept for new questions."""
     assert " at 0x" not in json.dumps(fingerprint(load_tasks(benchmark("mmlu_pro_math"), LITTLE)))
-
-
-def test_where_the_data_lies_does_not_matter(tmp_path: Path) -> None:
-    """Guards against cells measured again because a folder has moved, and reused although a question has changed."""
     found = fingerprint(load_tasks(benchmark("gsm8k"), LITTLE))
     folder = tmp_path / "gsm8k"
     folder.mkdir()
@@ -268,7 +260,6 @@ def test_where_the_data_lies_does_not_matter(tmp_path: Path) -> None:
 
 
 # ---- damaged data, and none -----------------------------------------------------------------------------------------
-
 DAMAGE: dict[str, tuple[bytes, str]] = {
     "missing column": (b'{"question": "1 + 1?"}\n', "line 1"),
     "empty file": (b"", "empty"),
@@ -293,13 +284,17 @@ def test_damaged_data_is_refused(damage: str, tmp_path: Path) -> None:
     assert done.exit_code == 2 and word in done.output and "test.jsonl" in done.output
 
 
-def test_ids_that_occur_twice_are_refused(tmp_path: Path) -> None:
-    """Guards against one question counted as two."""
+def test_data_that_is_doubled_or_not_there_is_refused(tmp_path: Path) -> None:
+    """Guards against one question counted as two, a table that dies of a gap, and older answers asked again."""
     (tmp_path / "ifeval").mkdir()
     line = (LITTLE / "ifeval" / "train.jsonl").read_text().splitlines()[0] + "\n"
     (tmp_path / "ifeval" / "train.jsonl").write_text(2 * line)
     with pytest.raises(UserError, match="stands in line 1 already"):
         local_data.dataset(str(tmp_path), {"train": "ifeval/train.jsonl"}, {"key": "number"}, id_column="key")
+    with pytest.raises(local_data.Unavailable, match="no local copy"):
+        prepare(benchmark("gpqa"), tmp_path)
+    (tmp_path / "log.jsonl").write_text(json.dumps({"doc_id": 0, "response": "four", "emitted": 2}) + "\n")
+    assert AnswerLog(tmp_path / "log.jsonl").answers[0].prompt_cut == 0
 
 
 KINDS_OF_VALUES = [5, 0.5, True, None, "five", ["five"], [5], {"five": 5}, [], {}, 2**70, [[1], ["a"]]]
@@ -355,30 +350,20 @@ def test_instructions_that_the_checker_does_not_take_are_named(names: Any, setti
     assert raised.value.where == f"{file}, line 2" and raised.value.fix
 
 
-def test_data_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
-    """Guards against a table that dies because one gated benchmark is missing."""
-    with pytest.raises(local_data.Unavailable, match="no local copy"):
-        prepare(benchmark("gpqa"), tmp_path)
-
-
 # ---- `marsbench score` and `marsbench compare` ----------------------------------------------------------------------
-
-
 def score(name: str, responses: Path, data: Path = LITTLE, *more: str) -> Any:
-    """Run `marsbench score`."""
     arguments = ["score", "--benchmark", name, "--responses", str(responses), "--data-dir", str(data), *more]
     return CliRunner().invoke(app, arguments)
 
 
 def write(file: Path, responses: dict[Any, str]) -> Path:
-    """A file of responses."""
     lines = [json.dumps({"doc_id": name, "response": text}) for name, text in responses.items()]
     file.write_text("".join(line + "\n" for line in lines))
     return file
 
 
-def test_score_prints_one_document(tmp_path: Path) -> None:
-    """Guards against scores that a script cannot read, and question names that it would not expect."""
+def test_score_and_compare_print_one_document(tmp_path: Path) -> None:
+    """Guards against scores no script can read, runs compared on other questions, and targets that must be there."""
     exam = prepare(benchmark("bbh"), LITTLE)
     right = [f"So the answer is {target}." for _, target in sorted(targets(exam).items())]
     by_name = write(tmp_path / "b.jsonl", {"boolean_expressions/0": right[0], "word_sorting/1": right[-1], 3: "none"})
@@ -389,6 +374,18 @@ def test_score_prints_one_document(tmp_path: Path) -> None:
     assert found["subtasks"]["word_sorting"]["accuracy"] == 100.0
     verdicts = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [(one["doc_id"], one["flexible"]) for one in verdicts] == [(0, 1.0), (3, 0.0), (53, 1.0)]
+    exam = prepare(benchmark("gsm8k"), LITTLE)
+    right = {number: f"The answer is {target}." for number, target in targets(exam).items()}
+    first = write(tmp_path / "a.jsonl", dict(reversed(right.items())))
+    second = write(tmp_path / "b.jsonl", {number: text for number, text in right.items() if number} | {1: "no idea"})
+    arguments = ["compare", str(first), str(second), "--benchmark", "gsm8k", "--data-dir", str(LITTLE)]
+    found = json.loads(CliRunner().invoke(app, arguments).stdout.splitlines()[-1])
+    assert (found["questions"], found["answered_only_in_first"], found["answered_only_in_second"]) == (3, 1, 0)
+    one = found["scores"]["flexible"]
+    assert (one["n"], one["right_only_in_first"], one["right_only_in_second"]) == (3, 1, 0)
+    lines = [{"doc_id": 0, "response": "The answer is 18."}, {"doc_id": 1, "response": "It is 3.", "target": ""}]
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert score("gsm8k", tmp_path / "r.jsonl").exit_code == 0
 
 
 BAD_RESPONSES = {
@@ -408,19 +405,6 @@ def test_bad_responses_are_refused(mistake: str, tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text(text)
     done = score("gsm8k", tmp_path / "r.jsonl")
     assert done.exit_code == 2 and word in done.output and "fix:" in done.output
-
-
-def test_compare_pairs_questions(tmp_path: Path) -> None:
-    """Guards against runs compared on different questions, or in different orders."""
-    exam = prepare(benchmark("gsm8k"), LITTLE)
-    right = {number: f"The answer is {target}." for number, target in targets(exam).items()}
-    first = write(tmp_path / "a.jsonl", dict(reversed(right.items())))
-    second = write(tmp_path / "b.jsonl", {number: text for number, text in right.items() if number} | {1: "no idea"})
-    arguments = ["compare", str(first), str(second), "--benchmark", "gsm8k", "--data-dir", str(LITTLE)]
-    found = json.loads(CliRunner().invoke(app, arguments).stdout.splitlines()[-1])
-    assert (found["questions"], found["answered_only_in_first"], found["answered_only_in_second"]) == (3, 1, 0)
-    one = found["scores"]["flexible"]
-    assert (one["n"], one["right_only_in_first"], one["right_only_in_second"]) == (3, 1, 0)
 
 
 def test_logged_answers_score_as_the_run_did(tmp_path: Path) -> None:
@@ -451,16 +435,8 @@ def test_answers_to_another_benchmark_are_refused(command: str, tmp_path: Path) 
     log.add(LoggedAnswer(1, "3", 3, 2, True, targets(asked)[1]))
     files = {"score": ["--responses", "log.jsonl"], "compare": ["right.jsonl", "log.jsonl"]}[command]
     files = [str(tmp_path / word) if word.endswith("jsonl") else word for word in files]
-    done = CliRunner().invoke(app, [command, "--benchmark", "mini_gsm8k", *files])
-    assert done.exit_code == 2, done.output
+    done = invoke(command, "--benchmark", "mini_gsm8k", *files, code=2)
     assert f"{tmp_path / 'log.jsonl'}, line 2" in done.output and "another question than mini_gsm8k asks" in done.output
-
-
-def test_a_target_decides_only_where_there_is_one(tmp_path: Path) -> None:
-    """Guards against responses of other programs that can no longer be scored, for want of a target or an empty one."""
-    lines = [{"doc_id": 0, "response": "The answer is 18."}, {"doc_id": 1, "response": "It is 3.", "target": ""}]
-    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert score("gsm8k", tmp_path / "r.jsonl").exit_code == 0
 
 
 @pytest.mark.parametrize("name", GROUPS["mini"])
@@ -470,5 +446,130 @@ def test_mini_logs_carry_the_targets_that_scoring_expects(name: str, tmp_path: P
     log = harness.AnswerLog(tmp_path / "log.jsonl")
     for number in exam.asked():
         log.add(LoggedAnswer(number, "x", 3, 2, True, targets(exam)[number]))
-    done = CliRunner().invoke(app, ["score", "--benchmark", name, "--responses", str(tmp_path / "log.jsonl")])
-    assert done.exit_code == 0, done.output
+    invoke("score", "--benchmark", name, "--responses", str(tmp_path / "log.jsonl"))
+
+
+HERE = Path(__file__).parent
+CONTEXT, LIMIT = 128, 4
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Loaded:
+    """A checkpoint with a short context."""
+    model = AutoModelForCausalLM.from_pretrained(HERE / "golden" / "ar", dtype=torch.float32).eval()
+    model.config.max_position_embeddings = CONTEXT
+    return Loaded(model, build_tokenizer(512, texts=500), "weights", None)
+
+
+def ask(loaded: Loaded, log: AnswerLog, limit: int = LIMIT) -> Scored:
+    """Two questions of BBH, whose prompts with their three examples are long."""
+    exam = prepare(benchmark("bbh"), HERE / "data").first(2)
+    method = build_method("ar", Options())
+    return answer(exam, log, Answering(loaded, method, batch_size=2), limit, lambda done, asked: None)
+
+
+def test_prompts_that_lost_their_beginning_are_counted(loaded: Loaded, tmp_path: Path) -> None:
+    """Guards against questions that go unread in silence, and a count that is lost with an interruption."""
+    file = tmp_path / "log.jsonl"
+    cuts, room = [one.prompt_cut for one in ask(loaded, AnswerLog(file)).answers], room_for_prompt(loaded.model, LIMIT)
+    assert room == CONTEXT - LIMIT and min(cuts) > 0
+    file.write_text(file.read_text().splitlines(keepends=True)[0])  # interrupted after the first answer
+    assert [one.prompt_cut for one in ask(loaded, AnswerLog(file)).answers] == cuts
+    assert "bbh: 2 of 2 prompts are longer than the 124 tokens" in cut_in_words("bbh", cuts, room)
+
+
+def test_cut_prompts_are_said_in_one_line() -> None:
+    """Guards against a warning nobody can act on or where nothing was cut, a question cut in place of its examples."""
+    assert cut_in_words("bbh", [0, 947, 0, 1], 416) == (
+        "bbh: 2 of 4 prompts are longer than the 416 tokens that the context leaves for them (the longest has 1,363); "
+        "their beginnings are cut"
+    )
+    assert cut_in_words("gsm8k", [3], 5).endswith("leaves for it (the longest has 8); its beginning is cut")
+    assert cut_in_words("bbh", [0, 0], 416) == cut_in_words("bbh", [], 416) == ""
+    assert without_beginning([1, 2, 3, 4], 3) == ([2, 3, 4], 1)
+    assert without_beginning([1, 2, 3], 3) == ([1, 2, 3], 0)
+
+
+def test_a_limit_that_leaves_no_room_for_prompts_is_refused(loaded: Loaded, tmp_path: Path) -> None:
+    """Guards against a slice from the wrong end where the limit is longer than the context."""
+    for limit in (CONTEXT, CONTEXT + 5):
+        with pytest.raises(UserError, match="no room for a prompt"):
+            ask(loaded, AnswerLog(tmp_path / "log.jsonl"), limit)
+
+
+@pytest.fixture
+def output(output: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with trained checkpoints, in which nothing may be trained any more."""
+
+    def trained(*_: object) -> None:
+        raise AssertionError("a checkpoint was trained")
+
+    monkeypatch.setattr("marsbench.training.trainer.train", trained)
+    return output
+
+
+def evaluated(output: Path, *arguments: str) -> Result:
+    done = invoke("eval", *arguments, "--scale", "micro", "--limit", "3", "--output", str(output))
+    return done
+
+
+def rows_in(output: Path) -> list[EvaluationRow]:
+    rows = RowStore(Workspace(output, "micro").row_file).rows().values()
+    return [row for row in rows if isinstance(row, EvaluationRow)]
+
+
+def test_the_window_is_not_the_block_size_of_the_checkpoint(output: Path) -> None:
+    """Guards against a B = 5 that is trained for minutes because a window of 5 was asked for."""
+    verified = ["--method", "mars-verified", "--layout", "linear", "--window", "5", "--threshold", "0.5"]
+    evaluated(output, "--benchmark", "mini_gsm8k", *verified)
+    evaluated(output, "--benchmark", "mini_gsm8k", "--stage", "ar_sft", "--method", "jacobi", "--window", "6")
+    (first, second) = [row.options for row in rows_in(output)]
+    assert (first["block_size"], first["layout"], second["block_size"]) == (5, "linear", 6)
+
+
+def test_a_line_says_the_options_that_its_method_takes(output: Path) -> None:
+    """Guards against an option that does not reach the method, and a row that tells of one that means nothing."""
+    evaluated(output, "--benchmark", "mini_gsm8k", "--method", "prompt-lookup", "--draft-length", "2", "--ngram", "1")
+    evaluated(output, "--benchmark", "mini_gsm8k", "--method", "mars-block-cache", "--cache-block", "8")
+    assert [row.options for row in rows_in(output)] == [
+        {"draft_length": 2, "ngram": 1},
+        {"cache_block": 8, "metric": "probability", "head_top": 64, "accept": "one"},
+    ]
+
+
+def test_several_benchmarks_as_one_document(output: Path) -> None:
+    """Guards against a second benchmark that replaces the first, and numbers that a program cannot read."""
+    settings = ["--dtype", "bfloat16", "--batch-size", "2", "--max-new-tokens", "7", "--prefill-positions", "32"]
+    done = evaluated(output, "--benchmark", "mini_bbh", "--benchmark", "mini_gsm8k", *settings, "--json")
+    found = json.loads(done.stdout)
+    assert [one["benchmark"] for one in found] == ["mini_bbh", "mini_gsm8k"]
+    for one, row in zip(found, rows_in(output), strict=True):
+        assert (one["n"], one["dtype"], one["max_new_tokens"]) == (3, "bfloat16", 7)
+        assert (row.dtype, row.max_new_tokens) == ("bfloat16", 7)
+        assert one["cut_answers"] == row.finished.count(0)
+        assert len(Path(one["answers"]).read_text().splitlines()) == 3, "the answers are where it says"
+
+
+def test_other_settings_are_other_cells(output: Path) -> None:
+    """Guards against an answer in one precision, or cut at one length, that passes for another's."""
+    for chosen in ([], ["--dtype", "bfloat16"], ["--max-new-tokens", "9"], ["--batch-size", "1"]):
+        evaluated(output, "--benchmark", "mini_gsm8k", "--method", "ar", *chosen)
+    assert len({row.key for row in rows_in(output)}) == 4
+
+
+def test_a_line_is_called_after_its_checkpoint(output: Path) -> None:
+    """Guards against "mars by ar" for somebody's own model."""
+    folder = next((output / "runs" / "micro" / "checkpoints").glob("ar_sft-*"))
+    evaluated(output, "--benchmark", "mini_gsm8k", "--checkpoint", str(folder), "--method", "ar")
+    assert [row.arm for row in rows_in(output)] == [folder.name]
+
+
+def test_what_is_cut_is_said(output: Path) -> None:
+    """Guards against real answers cut at a small scale's limit, and prompts without their beginnings, in silence."""
+    done = evaluated(output, "--benchmark", "bbh_word_sorting", "--method", "ar", "--data-dir", str(LITTLE))
+    (row,) = rows_in(output)
+    assert row.max_new_tokens == 256, "the benchmark's limit, not the scale's 32"
+    assert len(row.prompt_cut) == len(row.correct) and any(row.prompt_cut)
+    assert f"{sum(map(bool, row.prompt_cut))} of {len(row.correct)} prompts" in done.stdout
+    done = evaluated(output, "--benchmark", "mini_gsm8k", "--stage", "base", "--method", "ar", "--max-new-tokens", "2")
+    assert "3 of 3 answers were cut at 2 tokens" in done.stdout

@@ -1,7 +1,5 @@
 """MARS in one file, held to the golden vectors; and the trainer and the decode loop, held to that file."""
 
-from __future__ import annotations
-
 import ast
 import copy
 from collections.abc import Callable
@@ -9,11 +7,12 @@ from functools import partial
 from typing import Any
 
 import pytest
+import tools
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from marsbench import reference
 from marsbench.decoding.engine import decode
@@ -47,13 +46,10 @@ def plain(model: PreTrainedModel) -> Model:
 
 def random_model(seed: int) -> PreTrainedModel:
     """A small model with weights so large that it is now sure, now unsure."""
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, initializer_range=0.3, eos_token_id=EOS, pad_token_id=PAD, bos_token_id=None,
+    return tools.qwen2(
+        seed, vocab_size=VOCABULARY, intermediate_size=64, initializer_range=0.3, eos_token_id=EOS, pad_token_id=PAD,
+        bos_token_id=None,
     )  # fmt: skip
-    model: PreTrainedModel = Qwen2ForCausalLM(config).eval()  # type: ignore[no-untyped-call]
-    return model
 
 
 def random_batch(seed: int, rows: int) -> tuple[Tensor, Tensor, list[int]]:
@@ -72,7 +68,6 @@ def random_batch(seed: int, rows: int) -> tuple[Tensor, Tensor, list[int]]:
 def by_reference(
     method: str, model: PreTrainedModel, prompts: list[list[int]], block_size: int, limit: int, **settings: Any
 ) -> list[Answer]:
-    """The reference's answers."""
     decode_one = partial(
         DECODERS[method], plain(model), mask_id=MASK, eos_id=EOS, block_size=block_size, max_new_tokens=limit
     )
@@ -89,8 +84,6 @@ def same(answers: list[Answer], generations: list[Generation], prompts: list[lis
 
 
 # ---- the reference against the authors' vectors ----------------------------------------------------------------------
-
-
 def test_the_mask_is_the_authors(golden: dict[str, Any]) -> None:
     """Guards against a reference whose masks see their own answer, or miss the clean prefix."""
     for entry in golden["attention_masks"]:
@@ -138,8 +131,6 @@ def test_decoding_is_the_authors(index: int, golden: dict[str, Any], golden_mode
 
 
 # ---- training and decoding against the reference ---------------------------------------------------------------------
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     st.integers(0, 10_000), st.integers(1, 9), st.sampled_from(["released", "paper"]),
@@ -275,8 +266,6 @@ def test_the_references_trainer_teaches_its_loss() -> None:
 
 
 # ---- the file itself -------------------------------------------------------------------------------------------------
-
-
 def test_the_reference_is_one_file_of_torch() -> None:
     """Guards against a file that grows, leans on the package, or that the package leans on."""
     file = PACKAGE / "reference.py"

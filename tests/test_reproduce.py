@@ -1,40 +1,36 @@
 """The main job at micro scale: end to end, killed at several moments, and the errors on the way."""
 
-from __future__ import annotations
-
 import json
-import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import islice
+from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from made_up import answered, plan_of
+from made_up import answered, lines_of, measured, plan_of, publish, stored
 from safetensors.torch import load_file
-from stored import measured, publish, stored
+from tools import ON_TWO_PROCESSES, forked, invoke
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer.testing import CliRunner, Result
 
 from marsbench import world
-from marsbench.cli import app
 from marsbench.commands.shared import Start
 from marsbench.errors import UserError
+from marsbench.findings.cells import columns
 from marsbench.findings.collection import collection_of
 from marsbench.overview.pages import judged_collection, parts_at, whole_paper, write_page
 from marsbench.presets import DEFAULT_SCALE, preset, scales
 from marsbench.progress import quieten_libraries
 from marsbench.rows.kinds import EvaluationRow, TrainingRow
-from marsbench.rows.store import read_rows, write_rows
+from marsbench.rows.store import write_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running.plans import TablePlan
 from marsbench.running.run import Run
@@ -47,17 +43,6 @@ ROOT = Path(__file__).resolve().parent.parent
 MICRO = ["reproduce", "table2", "--scale", "micro", "--output"]
 
 
-def marsbench(*arguments: str, check: bool = True) -> Result:
-    """Run the command line in this process: a start of its own would take longer than most commands."""
-    done = CliRunner().invoke(app, arguments)
-    assert not check or done.exit_code == 0, done.stderr
-    return done
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
 def rows_of(output: Path) -> list[dict[str, Any]]:
     """The published rows without what may differ between two runs of one seed: times and origins."""
     rows = []
@@ -67,8 +52,8 @@ def rows_of(output: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def test_every_cell_is_there(reproduced: Path) -> None:
-    """Guards against a table with holes."""
+def test_every_cell_and_plain_checkpoints_are_there(reproduced: Path) -> None:
+    """Guards against a table with holes, and checkpoints only we can read, without mask token or chat template."""
     rows = rows_of(reproduced)
     cells = {(row["arm"], row["benchmark"]) for row in rows if "arm" in row}
     assert cells == {(arm.name, name) for arm in plan_of("table2").lines for name in preset("micro").benchmarks}
@@ -77,10 +62,6 @@ def test_every_cell_is_there(reproduced: Path) -> None:
     assert all(row["status"] == "done" for row in rows)
     assert (reproduced / "reports" / "micro" / "table2.md").exists()
     assert (reproduced / "reports" / "micro" / "figures" / "table2_differences.png").exists()
-
-
-def test_checkpoints_load_with_plain_transformers(reproduced: Path) -> None:
-    """Guards against a checkpoint that only this package can read, or without its mask token and chat template."""
     folder = Workspace(reproduced, "micro").checkpoint(recipe(preset("micro"), "mars"))
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert tokenizer.mask_token == "<|mask|>" and model.config.vocab_size == len(tokenizer)
@@ -100,12 +81,6 @@ def answers_logged(count: int) -> Callable[[Path], bool]:
     return lambda runs: sum(len(file.read_bytes().splitlines()) for file in runs.glob("answers/*.jsonl")) >= count
 
 
-def in_child(output: str) -> None:
-    """What a child process runs."""
-    torch.set_num_threads(1)
-    marsbench(*MICRO, output)
-
-
 MOMENTS: dict[str, Callable[[Path], bool]] = {
     "while the base model trains": lambda runs: any(runs.glob("checkpoints/base-*.partial/checkpoint-*")),
     "while a state is written": lambda runs: any(runs.glob("checkpoints/block_diffusion-*.partial/checkpoint-*")),
@@ -117,17 +92,17 @@ MOMENTS: dict[str, Callable[[Path], bool]] = {
 def test_killed_at_any_moment_it_resumes_to_the_same_rows(reproduced: Path, tmp_path: Path) -> None:
     """Guards against lost work, double answers, and data or random numbers that differ after a resumption."""
     runs = Workspace(tmp_path, "micro").runs
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["marsbench.overview.reproduction", "marsbench.studies.speedup"])
+    for trained in (reproduced / "runs" / "micro" / "checkpoints").iterdir():  # those that no moment is about
+        if not trained.name.startswith(("base-", "ar_sft-", "block_diffusion-")):
+            shutil.copytree(trained, runs / "checkpoints" / trained.name)
     for moment, reached in MOMENTS.items():
-        process = processes.Process(target=in_child, args=(str(tmp_path),))
-        process.start()
+        process = forked(*MICRO, tmp_path)
         while process.is_alive() and not reached(runs):
             time.sleep(0.002)
         assert process.is_alive(), f"it finished before it could be killed {moment}"
         process.kill()
         process.join()
-    marsbench(*MICRO, str(tmp_path))
+    invoke(*MICRO, str(tmp_path))
     assert rows_of(tmp_path) == rows_of(reproduced)
 
 
@@ -136,23 +111,23 @@ def test_existing_policies(reproduced: Path, tmp_path: Path) -> None:
     shutil.copytree(reproduced, tmp_path / "copy")
     output = str(tmp_path / "copy")
     before = Workspace(tmp_path / "copy", "micro").row_file.read_bytes()
-    marsbench("eval", "--benchmark", "mini_bbh", "--scale", "micro", "--output", output)
-    marsbench("eval", "--benchmark", "mini_bbh", "--scale", "micro", "--output", output)
+    invoke("eval", "--benchmark", "mini_bbh", "--scale", "micro", "--output", output)
+    invoke("eval", "--benchmark", "mini_bbh", "--scale", "micro", "--output", output)
     after = Workspace(tmp_path / "copy", "micro").row_file.read_bytes()
     assert after.startswith(before) and after.count(b"\n") == before.count(b"\n") + 1
-    refused = marsbench("train", "base", "--scale", "micro", "--output", output, "--existing", "fail", check=False)
+    refused = invoke("train", "base", "--scale", "micro", "--output", output, "--existing", "fail", code=2)
     assert refused.exit_code == 2 and "exists already" in refused.stderr
     folder = Workspace(tmp_path / "copy", "micro").checkpoint(recipe(preset("micro"), "base"))
     weights = load_file(folder / "model.safetensors")
     written = (folder / "model.safetensors").stat().st_mtime_ns
-    marsbench("train", "base", "--scale", "micro", "--output", output, "--existing", "rerun")
+    invoke("train", "base", "--scale", "micro", "--output", output, "--existing", "rerun")
     again = load_file(folder / "model.safetensors")
     assert (folder / "model.safetensors").stat().st_mtime_ns != written
     assert all(weights[name].equal(again[name]) for name in weights)
 
 
 def test_bad_input_gets_one_clear_message(reproduced: Path, tmp_path: Path) -> None:
-    """Guards against tracebacks, exit codes other than 2, and half-written files; test_wrong_usage.py has many more."""
+    """Guards against tracebacks, exit codes other than 2, and half-written files; test_cli.py has many more."""
     cut, data = tmp_path / "cut", tmp_path / "data"
     shutil.copytree(Workspace(reproduced, "micro").checkpoint(recipe(preset("micro"), "mars")), cut)
     (cut / "model.safetensors").write_bytes((cut / "model.safetensors").read_bytes()[:5000])
@@ -166,9 +141,8 @@ def test_bad_input_gets_one_clear_message(reproduced: Path, tmp_path: Path) -> N
         ([*evaluate, "gpqa", "--data-dir", str(data)], "gpqa_main.jsonl"),
         ([*MICRO, "/proc/marsbench"], "written"),
     ):
-        done = marsbench(*arguments, check=False)
-        assert (done.exit_code, "Traceback" in done.stderr) == (2, False), (word, done.stderr)
-        assert word in done.stderr and "fix:" in done.stderr, (word, done.stderr)
+        done = invoke(*arguments, code=2)
+        assert word in done.stderr and "fix:" in done.stderr and "Traceback" not in done.stderr, (word, done.stderr)
     assert {file for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".lock"} == before
 
 
@@ -194,8 +168,6 @@ def test_seeds_are_found_again(tmp_path: Path) -> None:
 
 
 # ---- other tables and figures ---------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def little(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """Makes runs that go on from the uninterrupted run, with two questions of one benchmark."""
@@ -240,7 +212,6 @@ def test_a_table_asks_its_own_benchmarks_only(little: Callable[..., Run]) -> Non
 
 
 # ---- the real benchmarks, on a few rows of each ---------------------------------------------------------------------
-
 LITTLE_DATA = Path(__file__).parent / "data"
 
 
@@ -251,7 +222,7 @@ def on_real(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(reproduced / "runs", output / "runs")
     shutil.copytree(LITTLE_DATA, data, dirs_exist_ok=True)
     shutil.rmtree(data / "gpqa")
-    marsbench(*MICRO, str(output), "--benchmarks", "real", "--limit", "2", "--data-dir", str(data))
+    invoke(*MICRO, str(output), "--benchmarks", "real", "--limit", "2", "--data-dir", str(data))
     return output
 
 
@@ -272,21 +243,6 @@ def test_real_benchmarks_run_end_to_end(on_real: Path) -> None:
     assert not Workspace(on_real, "micro").pages, "a few questions replace no table"
 
 
-def test_shards_make_the_whole(on_real: Path) -> None:
-    """Guards against parts that overlap, that ask the model again, or that score otherwise than the whole."""
-    asked = ["eval", "--benchmark", "bbh", "--data-dir", str(LITTLE_DATA), "--limit", "9", "--scale", "micro"]
-    asked += ["--output", str(on_real)]
-    before = set((on_real / "runs" / "micro" / "answers").iterdir())
-    for part in ("1/2", "2/2"):
-        marsbench(*asked, "--shard", part)
-    parts = set((on_real / "runs" / "micro" / "answers").iterdir()) - before
-    assert sorted(len(file.read_text().splitlines()) for file in parts) == [4, 5]
-    assert "n = 9" in marsbench(*asked).stdout
-    rows = read_rows(on_real / "runs" / "micro" / "rows.jsonl")
-    (row,) = [row for row in rows if isinstance(row, EvaluationRow) and len(row.correct) == 9]
-    assert not (on_real / "runs" / "micro" / "answers" / f"{row.key}.jsonl").exists(), "the whole asks nothing again"
-
-
 def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
     """Guards against a plug-in that lm-eval does not find, and against processes that answer twice or not at all."""
     import lm_eval.tasks
@@ -298,30 +254,26 @@ def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
     (tmp_path / "gsm8k.yaml").write_text(yaml.safe_dump(task))
     checkpoint = next((reproduced / "runs" / "micro" / "checkpoints").glob("mars-b4-*"))
     counts = []
-    # `--multi_gpu` is accelerate's name for several processes on one machine; its `--cpu` starts a single one.
-    two = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
-    two += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    for launch in ([], two):
-        out = tmp_path / f"out{len(counts)}"
-        arguments = [
-            "-m", "lm_eval", "--model", "marsbench",
-            "--model_args", f"pretrained={checkpoint},method=mars,threshold=0.5,block_size=4", "--gen_kwargs",
-            "max_gen_toks=24", "--include_path", str(tmp_path), "--tasks", "gsm8k_here", "--limit", "3",
-            "--apply_chat_template", "--output_path", str(out),
+    for processes in (1, 2):
+        out = tmp_path / f"out{processes}"
+        words = [
+            "-m", "lm_eval", "--model", "marsbench", "--model_args",
+            f"pretrained={checkpoint},method=mars,threshold=0.5,block_size=4", "--gen_kwargs", "max_gen_toks=24",
+            "--include_path", str(tmp_path), "--tasks", "gsm8k_here", "--limit", "3", "--apply_chat_template",
+            "--output_path", str(out),
         ]  # fmt: skip
-        done = subprocess.run([sys.executable, *launch, *arguments], capture_output=True, text=True, env=environment())
+        program = [sys.executable, *(ON_TWO_PROCESSES if processes == 2 else ()), *words]
+        done = subprocess.run(program, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         assert done.returncode == 0, done.stderr
         (found,) = out.rglob("results_*.json")
         config = json.loads(found.read_text())["config"]
-        assert config["processes"] == (2 if launch else 1)
+        assert config["processes"] == processes
         counts.append((config["emitted_tokens"], config["forward_passes"]))
         assert config["tokens_per_forward"] == pytest.approx(counts[-1][0] / counts[-1][1])
     assert counts[0] == counts[1]
 
 
 # ---- committed pages ------------------------------------------------------------------------------------------------
-
-
 committed_rows = cache(judged_collection)
 PAGES = dict.fromkeys(study.page for study in studies().values())
 COMMITTED = {(DEFAULT_SCALE, name) for name in PAGES if name not in ("real-model", "explore")}
@@ -407,6 +359,21 @@ def test_a_page_is_of_one_lineage() -> None:
     newer = replace(sft[1], provenance={"started": "2026-11-27"})
     rows = [sft[0], newer, *mars, *answers[:4]]
     assert {row.checkpoint for row in query.of(rows)} == {"b", "mars of b"}, "of equal ones, the newer"
+
+
+def test_tables_say_the_same_of_a_line_wherever_they_stand() -> None:
+    """Guards against a mean over other seeds, or another rounding, beside the same words on another page."""
+    found = defaultdict[tuple[str, ...], dict[str, str]](dict)
+    for name, study in studies().items():
+        plan, page = study.plan, ROOT / "reports" / f"{name}.md"
+        if isinstance(plan, TablePlan) and not plan.seed and page.exists():
+            lines = lines_of(page.read_text(encoding="utf-8"))
+            head, _, *body = dropwhile(lambda line: "tokens/forward" not in line, lines)
+            for label, *cells in takewhile(lambda line, head=head: len(line) == len(head) and line != head, body):
+                for column, cell in filter(lambda pair: pair[1], zip(head[1:], cells, strict=False)):
+                    found[(str(plan.within_training), *columns(plan), label, column)][name] = cell
+    shared = [values for values in found.values() if len(values) > 1]
+    assert len(shared) > 10 and not [values for values in shared if len({*values.values()}) > 1]
 
 
 # What two trainings of a recipe have both measured, and no page takes of the second.

@@ -1,7 +1,5 @@
 """The server as its clients see it: OpenAI's own client, lm-eval, plain sockets; and how it takes their manners."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -45,7 +43,6 @@ def loaded(checkpoint: Path) -> Loaded:
 
 @pytest.fixture(scope="module")
 def server(checkpoint: Path) -> Iterator[Running]:
-    """A server with room for many."""
     found = Running(checkpoint, "--max-queue", "128", "--max-rows", "24")
     yield found
     assert found.end() == 0, "".join(found.said)
@@ -59,7 +56,6 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def small(checkpoint: Path) -> Iterator[Running]:
-    """A server with narrow limits."""
     found = Running(checkpoint, *LIMITS, key=KEY)
     yield found
     found.end()
@@ -78,8 +74,6 @@ def text_of(loaded: Loaded, tokens: list[int]) -> str:
 
 
 # ---- OpenAI's client
-
-
 def test_openai_client_chats(client: openai.OpenAI, loaded: Loaded) -> None:
     """Guards against a chat template that differs from the model's, and bodies that the client cannot read."""
     messages: Any = [{"role": "user", "content": PROMPT}]
@@ -92,8 +86,8 @@ def test_openai_client_chats(client: openai.OpenAI, loaded: Loaded) -> None:
     assert [model.id for model in client.models.list()] == ["micro"]
 
 
-def test_openai_client_streams(client: openai.OpenAI) -> None:
-    """Guards against streams that differ from the whole answer, or that the client takes for broken."""
+def test_openai_client_streams_and_knows_our_errors(client: openai.OpenAI) -> None:
+    """Guards against streams that differ from the whole answer or seem broken, and errors that look alike."""
     asked: Any = {"model": "micro", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24}
     extra = {"threshold": 0.1}
     whole = client.chat.completions.create(**asked, extra_body=extra)
@@ -106,6 +100,11 @@ def test_openai_client_streams(client: openai.OpenAI) -> None:
     assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
     assert chunks[-1].choices == [] and chunks[-1].usage is not None and whole.usage is not None
     assert chunks[-1].usage.to_dict() == whole.usage.to_dict()
+    with pytest.raises(openai.NotFoundError, match="no model 'other'"):
+        client.completions.create(model="other", prompt="a")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="micro", prompt="a", max_tokens=10_000)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 
 
 def test_openai_async_client_reads_many_streams(server: Running) -> None:
@@ -125,17 +124,7 @@ def test_openai_async_client_reads_many_streams(server: Running) -> None:
     assert all(streamed == whole for streamed, whole in asyncio.run(every()))
 
 
-def test_openai_client_knows_our_errors(client: openai.OpenAI) -> None:
-    """Guards against errors that the client cannot tell apart."""
-    with pytest.raises(openai.NotFoundError, match="no model 'other'"):
-        client.completions.create(model="other", prompt="a")
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model="micro", prompt="a", max_tokens=10_000)
-    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
-
-
 # ---- the same text as without a server
-
 WAYS = [("ar", None, 4), ("mars", 0.0, 4), ("mars", 0.2, 3), ("mars", 0.6, 6), ("mars-verified", 0.2, 5),
         ("mars-verified", None, 4)]  # fmt: skip
 
@@ -181,8 +170,6 @@ def test_sampling_draws_what_decode_draws(server: Running, loaded: Loaded) -> No
 
 
 # ---- the knob
-
-
 def test_the_knob_turns_a_running_request(server: Running) -> None:
     """Guards against a speed that only newcomers get, and against one that loses tokens of those in flight."""
     server.call("/v1/speed", {"threshold": 1.0}, "PUT")
@@ -214,10 +201,8 @@ def test_who_fixes_tau_keeps_it(server: Running) -> None:
 
 
 # ---- the wire
-
-
 def test_the_wire(server: Running) -> None:
-    """Guards against framing, headers and chunks that clients stumble over."""
+    """Guards against framing and chunks that clients stumble over, foreign errors, and others' log-probabilities."""
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 30, "stream": True}
     found = server.call("/v1/chat/completions", body | {"stream_options": {"include_usage": True}})
     assert found.headers["x-accel-buffering"] == "no" and found.headers["content-type"].startswith("text/event-stream")
@@ -229,6 +214,22 @@ def test_the_wire(server: Running) -> None:
     assert all("role" not in event["choices"][0]["delta"] for event in events[1:-1])
     assert events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] > 0
     assert [event["choices"][0]["finish_reason"] for event in events[:-1]].count(None) == len(events) - 2
+    for path, method, data, status in [
+        ("/nowhere", "GET", None, 404),
+        ("/v1/completions", "GET", None, 405),
+        ("/v1/completions", "POST", b"{", 400),
+        ("/v1/completions", "POST", b"x" * (5 * 2**20), 413),
+        ("/v1/speed", "PUT", b'{"tau": 1}', 400),
+    ]:
+        found = requests.request(method, server.url + path, data=data, headers={"content-type": "application/json"})
+        assert (found.status_code, set(found.json())) == (status, {"error"}), (path, data)
+    answer = server.call("/v1/chat/completions", {
+        "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 5, "logprobs": True, "top_logprobs": 1,
+        "method": "ar",
+    }).json()["choices"][0]  # fmt: skip
+    said = answer["logprobs"]["content"]
+    assert "".join(one["token"] for one in said) == answer["message"]["content"]
+    assert all(one["token"] == one["top_logprobs"][0]["token"] for one in said)
 
 
 BAD: list[tuple[Any, int, str | None]] = [
@@ -273,19 +274,6 @@ def test_what_cannot_be_answered_is_named(server: Running, body: Any, status: in
         assert found.json()["error"]["param"] == param and found.json()["error"]["message"]
 
 
-def test_errors_of_all_kinds_have_the_envelope(server: Running) -> None:
-    """Guards against frameworks that answer in their own words."""
-    for path, method, data, status in [
-        ("/nowhere", "GET", None, 404),
-        ("/v1/completions", "GET", None, 405),
-        ("/v1/completions", "POST", b"{", 400),
-        ("/v1/completions", "POST", b"x" * (5 * 2**20), 413),
-        ("/v1/speed", "PUT", b'{"tau": 1}', 400),
-    ]:
-        found = requests.request(method, server.url + path, data=data, headers={"content-type": "application/json"})
-        assert (found.status_code, set(found.json())) == (status, {"error"}), (path, data)
-
-
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_what_cannot_fit_is_not_taken_apart(path: str, server: Running) -> None:
     """Guards against four megabytes that take seven hundred of memory before they are found too long."""
@@ -302,20 +290,7 @@ def test_what_cannot_fit_is_not_taken_apart(path: str, server: Running) -> None:
 # ---- likelihoods
 
 
-def test_log_probabilities_are_of_the_text(server: Running) -> None:
-    """Guards against log-probabilities of other tokens than those of the answer, and less likely ones first."""
-    answer = server.call("/v1/chat/completions", {
-        "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 5, "logprobs": True, "top_logprobs": 1,
-        "method": "ar",
-    }).json()["choices"][0]  # fmt: skip
-    said = answer["logprobs"]["content"]
-    assert "".join(one["token"] for one in said) == answer["message"]["content"]
-    assert all(one["token"] == one["top_logprobs"][0]["token"] for one in said)
-
-
 # ---- clients that misbehave
-
-
 def test_clients_that_vanish_leave_nothing_behind(server: Running) -> None:
     """Guards against rows, queue places and cache that belong to nobody: clients go away whenever they like."""
     rng = random.Random(1)
@@ -390,10 +365,7 @@ def test_limits_hold(small: Running) -> None:
 
 
 def test_the_engine_dies_and_the_server_lives(small: Running) -> None:
-    """Guards against clients that wait for an engine which is gone, and a server that never comes back; then it ends.
-
-    Told to end, it lets nobody in and finishes what is in flight.
-    """
+    """Guards against clients that wait for an engine that is gone, a server that stays down, one cut off at its end."""
     import psutil
 
     with ThreadPoolExecutor(4) as pool:

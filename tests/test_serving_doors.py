@@ -1,7 +1,5 @@
 """The server's doors, with an engine that is made up: who is let in, what bodies cost, what sockets may hold up."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json
@@ -9,22 +7,29 @@ import socket
 import time
 import tracemalloc
 from contextlib import suppress
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvicorn
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from marsbench.cli import app as command
+from marsbench.serving.answers import Choice, Completion
 from marsbench.serving.app import build
 from marsbench.serving.engine_client import EngineClient
 from marsbench.serving.guards import RequestLog, is_local
 from marsbench.serving.messages import Cancel, Ending, Job, Likelihood, Ready, Report, State
 from marsbench.serving.serve import Server
 from marsbench.serving.settings import Settings
+from marsbench.serving.text import Stops, Vocabulary, Writer
 from marsbench.training.tokenizer import CHAT_TEMPLATE, build_tokenizer
 
 TOKENIZER = build_tokenizer(300, texts=50)
@@ -97,8 +102,6 @@ def events_of(raw: bytes) -> list[dict[str, Any]]:
 
 
 # ---- keys, names, pages
-
-
 @pytest.mark.parametrize(("options", "variable"), [(["--api-key", ""], None), (["--api-key", " "], None), ([], ""),
                                                    (["--speed-key", ""], None)])  # fmt: skip
 def test_an_empty_key_is_refused(options: list[str], variable: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,16 +112,12 @@ def test_an_empty_key_is_refused(options: list[str], variable: str | None, monke
     assert found.exit_code == 2 and "key is empty" in found.output
 
 
-def test_windows_by_rows_and_compiled_steps_are_refused_together() -> None:
-    """Guards against narrower windows that save nothing, since they cost as much in a fixed shape."""
-    found = CliRunner().invoke(command, ["serve", "--checkpoint", "nowhere", "--adapt", "--compile"])
-    assert found.exit_code != 0 and "--adapt chooses windows" in found.output + str(found.exception)
-
-
-def test_an_open_address_is_noticed() -> None:
-    """Guards against a server that the whole network may use without a word of it."""
+def test_addresses_and_options_that_do_not_fit() -> None:
+    """Guards against a server open to the network without a word, and narrow windows that save nothing."""
     hosts = ("0.0.0.0", "::", "gpu-7", "localhost", "127.0.0.2", "::1")
     assert [is_local(host) for host in hosts] == [False, False, False, True, True, True]
+    found = CliRunner().invoke(command, ["serve", "--checkpoint", "nowhere", "--adapt", "--compile"])
+    assert found.exit_code != 0 and "--adapt chooses windows" in found.output + str(found.exception)
 
 
 def test_keys_open_what_they_are_for() -> None:
@@ -179,8 +178,6 @@ def test_the_page_works_under_a_prefix_and_in_no_frame() -> None:
 
 
 # ---- bodies
-
-
 @pytest.mark.parametrize("body", [
     {"prompt": [[]] * 25_000}, {"prompt": [1.5] * 20_000}, {"prompt": [[1.5]] * 12_000}, {"prompt": [[1]] * 18_000},
     {"prompt": "a", "stop": [1] * 30_000}, {"prompt": "a", "logit_bias": [[]] * 25_000},
@@ -203,16 +200,20 @@ def test_a_bad_conversation_costs_little(messages: list[Any]) -> None:
     assert len(raw) < 500 and json.loads(raw)["error"]["param"] == "messages"
 
 
-def test_what_does_not_fit_into_the_queue_is_wrong_and_not_early() -> None:
-    """Guards against a client that tries again for ever what can never be answered."""
+def test_queues_and_guesses_are_told() -> None:
+    """Guards against a client that tries for ever, and numbers under names that vLLM's tools cannot find."""
     assert ask({"prompt": ["a"] * 9}, max_queue=8)[0] == 400
     assert ask({"prompt": "a", "n": 9}, max_queue=8)[0] == 400
     assert ask({"prompt": ["a"] * 4, "n": 2}, max_queue=8)[0] == 200
+    found = json.loads(ask({"prompt": "ab", "n": 2})[2])["metrics"]["speculative_decoding"]
+    assert found == {
+        "mean_acceptance_length": 2.0, "draft_acceptance_rate": 0.5, "acceptance_histogram": [2, 0, 2],
+        "num_spec_steps": 4, "num_accepted_draft_tokens": 4, "num_draft_tokens": 8, "num_spec_tokens": 2,
+        "acceptance_rate_per_position": [0.5, 0.5], "acceptance_histogram_by_draft_length": {"2": [2, 0, 2]},
+    }  # fmt: skip
 
 
 # ---- what clients send
-
-
 def test_several_answers_and_prompts_stream_side_by_side() -> None:
     """Guards against choices that are mixed up, and texts that differ from those that come at once."""
     for body in ({"prompt": ["ab", "cd"], "n": 2, "max_tokens": 3},
@@ -267,22 +268,20 @@ def test_a_stream_says_that_it_is_alive() -> None:
     assert asyncio.run(tried(True)).startswith(b": ping\n\ndata: {") and b"ping" not in asyncio.run(tried(False))
 
 
-def test_guesses_are_told_under_vllms_names() -> None:
-    """Guards against numbers that its tools cannot find or that contradict each other."""
-    found = json.loads(ask({"prompt": "ab", "n": 2})[2])["metrics"]["speculative_decoding"]
-    assert found == {
-        "mean_acceptance_length": 2.0, "draft_acceptance_rate": 0.5, "acceptance_histogram": [2, 0, 2],
-        "num_spec_steps": 4, "num_accepted_draft_tokens": 4, "num_draft_tokens": 8, "num_spec_tokens": 2,
-        "acceptance_rate_per_position": [0.5, 0.5], "acceptance_histogram_by_draft_length": {"2": [2, 0, 2]},
-    }  # fmt: skip
-
-
 def test_routes_that_clients_look_for() -> None:
-    """Guards against clients that look a model up by its name, and a local path that strangers are told."""
+    """Guards against models not found by name, a local path told, HEAD refused, and a description that lags behind."""
     status, _, raw = ask(None, "/v1/models/micro", "GET")
     assert status == 200 and json.loads(raw)["id"] == "micro" and b"secret" not in raw
     assert b"secret" not in ask(None, "/v1/models", "GET")[2] and ask(None, "/v1/models/other", "GET")[0] == 404
     assert json.loads(ask(None, "/version", "GET")[2])["version"] and ask(None, "/ping", "GET")[0] == 200
+    for path in ("/health", "/ping", "/v1/models", "/metrics"):
+        assert ask(None, path, "HEAD")[0] == 200
+    assert ask(None, AT, "HEAD")[0] == 405
+    found = json.loads(ask(None, "/openapi.json", "GET")[2])
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/speed", "/health", "/metrics"} <= {*found["paths"]}
+    schema = found["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    named = found["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
+    assert "prompt" in named["required"] and "threshold" in named["properties"]
 
 
 async def paused(client: EngineClient, body: Any) -> tuple[float, bytes]:
@@ -318,14 +317,7 @@ def test_a_large_body_of_small_parts_is_not_parsed(body: bytes) -> None:
     assert longest < 0.5
 
 
-def test_brackets_in_a_text_are_no_parts() -> None:
-    text = '[{:\\" ' * 150_000
-    assert b"this model's context" in ask({"prompt": text})[2]
-
-
 # ---- logs
-
-
 def test_requests_are_written_down_by_their_numbers(tmp_path: Path) -> None:
     """Guards against requests that nobody can follow, and numbers that forge lines."""
     log = tmp_path / "requests.jsonl"
@@ -380,7 +372,6 @@ def test_a_long_log_is_moved_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 # ---- what a body may hold
-
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -453,28 +444,14 @@ def test_what_is_no_json_names_no_field(body: bytes) -> None:
     assert status == 400 and json.loads(raw)["error"]["param"] is None
 
 
-def test_numbers_of_any_length_are_refused_or_taken() -> None:
-    """Guards against a traceback, and seconds, for a number of thousands of digits."""
+def test_numbers_and_brackets_of_any_length() -> None:
+    """Guards against a traceback, and seconds, for a number of thousands of digits, brackets in a text that count."""
     long = b"9" * 100_000
     for body in (b'{"prompt":"a","max_tokens":%b}', b'{"prompt":"a","seed":-%b}', b'{"prompt":[%b]}',
                  b'{"prompt":"a","temperature":%b}', b'{"prompt":"a","logit_bias":%b}'):  # fmt: skip
         assert ask(body.replace(b"%b", long))[0] == 400
-
-
-def test_head_is_answered_where_get_is() -> None:
-    """Guards against a load balancer that is told 405 by a server in good health."""
-    for path in ("/health", "/ping", "/v1/models", "/metrics"):
-        assert ask(None, path, "HEAD")[0] == 200
-    assert ask(None, AT, "HEAD")[0] == 405
-
-
-def test_all_routes_are_described() -> None:
-    """Guards against a description that lags behind what is there."""
-    found = json.loads(ask(None, "/openapi.json", "GET")[2])
-    assert {"/v1/chat/completions", "/v1/completions", "/v1/speed", "/health", "/metrics"} <= {*found["paths"]}
-    schema = found["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    named = found["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
-    assert "prompt" in named["required"] and "threshold" in named["properties"]
+    text = '[{:\\" ' * 150_000
+    assert b"this model's context" in ask({"prompt": text})[2]
 
 
 def test_a_full_server_says_so() -> None:
@@ -501,3 +478,154 @@ def test_a_full_server_says_so() -> None:
         await task
 
     asyncio.run(tried())
+
+
+@cache
+def tokenizer() -> PreTrainedTokenizerFast:
+    return build_tokenizer(300, texts=50)
+
+
+@cache
+def vocabulary() -> Vocabulary:
+    return Vocabulary(tokenizer())
+
+
+@cache
+def falls_back_to_bytes() -> PreTrainedTokenizerFast:
+    """A tokenizer as Llama 2 has one: spaces are marks before words, and what it lacks is bytes. Token 3 + N is byte N.
+
+    "true", " true" and byte 0x41 beside "A" are tokens that look alike.
+    """
+    words = ["\u2581", "\u2581true", "true", *"abehlortuwyA", "\u2581wor", "\u2581a"]
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    core = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, [], unk_token="<unk>",
+                                byte_fallback=True, fuse_unk=True))  # fmt: skip
+    core.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    core.decoder = decoders.Sequence([
+        decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0),
+    ])  # fmt: skip
+    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def text_of(ids: list[int]) -> str:
+    return str(tokenizer().decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def portions(items: list[int], cuts: list[int]) -> list[list[int]]:
+    places = sorted({0, len(items), *(cut % (len(items) + 1) for cut in cuts)})
+    return [items[first:last] for first, last in pairwise(places)]
+
+
+def cut_at(text: str, stops: list[str]) -> str:
+    """A text up to the stop string that is complete first, of several the longest: by brute force."""
+    for end in range(1, len(text) + 1):
+        if starts := [end - len(stop) for stop in stops if text[:end].endswith(stop)]:
+            return text[: min(starts)]
+    return text
+
+
+IDS = st.one_of(
+    st.lists(st.integers(0, 299), max_size=40),  # bytes of characters that never end among them
+    st.text(max_size=20).map(lambda text: list(tokenizer()(text, add_special_tokens=False).input_ids)),
+)
+
+
+@settings(deadline=None)
+@given(IDS, st.lists(st.integers(0, 100)))
+@example(list("€".encode()), [1, 2])
+def test_text_in_portions_is_the_text(ids: list[int], cuts: list[int]) -> None:
+    """Guards against characters that are broken where a forward ends, doubled, or lost at the end."""
+    writer = Writer(vocabulary())
+    sent = [writer.write(portion) for portion in portions(ids, cuts)]
+    assert "".join([*sent, writer.close()]) == text_of(ids)
+    assert writer.used == len(ids)
+
+
+@settings(deadline=None)
+@given(
+    IDS, st.lists(st.integers(0, 100)),
+    st.lists(st.one_of(st.text("abcdé ", min_size=1, max_size=3), st.sampled_from(["€", "\n", "the"])), max_size=3),
+)  # fmt: skip
+def test_stop_strings_cut_alike_in_all_portions(ids: list[int], cuts: list[int], stops: list[str]) -> None:
+    """Guards against a stop string that is missed across tokens, and text behind it that is sent all the same."""
+    writer = Writer(vocabulary(), stops)
+    sent = "".join([*(writer.write(portion) for portion in portions(ids, cuts)), writer.close()])
+    assert sent == cut_at(text_of(ids), stops)
+
+
+@given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+def test_nothing_of_a_stop_string_is_ever_sent(pieces: list[str], stops: list[str]) -> None:
+    """Guards against the beginning of a stop string that is sent before its end has come."""
+    writer, sent, text = Stops(stops), "", ""
+    for piece in pieces:
+        text += piece
+        sent += writer.write(piece)
+        assert cut_at(text, stops).startswith(sent)
+        assert writer.found == (cut_at(text, stops) != text)
+    assert sent + writer.close() == cut_at(text, stops)
+
+
+BYTES = st.lists(
+    st.sampled_from([b"\n", b"\xe2", b"\x82", b"\xac", b"a", b" ", b"\xff", "\N{EURO SIGN}".encode()]), max_size=30
+).map(b"".join)
+
+
+@settings(deadline=None)
+@given(BYTES, st.lists(st.integers(0, 100)))
+@example(b"\n\xe2", [1])
+@example(b"\xe2\n", [1])
+def test_what_stands_beside_half_a_character_is_kept(data: bytes, cuts: list[int]) -> None:
+    """Guards against a line break that is in the stream and not in the whole answer, or in neither."""
+    writer = Writer(Vocabulary(falls_back_to_bytes()))
+    sent = [writer.write(portion) for portion in portions([3 + byte for byte in data], cuts)]
+    assert "".join([*sent, writer.close()]) == data.decode("utf-8", "replace")
+
+
+def test_tokens_look_as_they_do_in_a_text() -> None:
+    """Guards against words without their space, characters in parts, lookalikes lost, and stops by list order."""
+    own, known = falls_back_to_bytes(), Vocabulary(falls_back_to_bytes())
+    for name, text in {
+        "\u2581true": " true",
+        "true": "true",
+        "\u2581": " ",
+        "\u2581wor": " wor",
+        "<0x0A>": "\n",
+    }.items():
+        token = known.token(own.convert_tokens_to_ids(name))
+        assert (token.text, token.bytes, token.is_special) == (text, text.encode(), False)
+    assert known.token(3 + 0xE2).bytes == b"\xe2" and known.token(2).is_special
+    writer = Writer(known)
+    names = ["\u2581wor", "l", "<0xC3>", "<0xA9>", "\u2581", "</s>", "\u2581true"]
+    assert writer.write(own.convert_tokens_to_ids(names)) == " worl\N{LATIN SMALL LETTER E WITH ACUTE}  true"
+    own = falls_back_to_bytes()
+    letter, byte = own.convert_tokens_to_ids(["A", "<0x41>"])
+    half, other = 3 + 0xE2, 3 + 0x82
+    best = [[(byte, -0.1), (letter, -2.0), (half, -3.0), (other, -4.0)]]
+    (said,) = worded(own, Likelihood([byte], [-0.1], best))["top_logprobs"]
+    assert list(said.values()) == [-0.1, -2.0, -3.0, -4.0] and said["A"] == -0.1
+    ids = tokenizer()("one two three", add_special_tokens=False).input_ids
+    writer = Writer(vocabulary(), ["three", "two"])
+    assert writer.write(ids) == "one " and writer.stopped
+    assert text_of(ids[: writer.used]).endswith("two") and writer.close() == ""
+
+
+@settings(deadline=None)
+@given(st.text("ab \n\N{EURO SIGN}\N{GRINNING FACE}\N{LATIN SMALL LETTER E WITH ACUTE}", min_size=1, max_size=20))
+def test_bytes_and_offsets_are_those_of_the_text(text: str) -> None:
+    """Guards against parts of characters that each count as one, and the names of special tokens that count at all."""
+    for own in (tokenizer(), falls_back_to_bytes()):
+        ids = [*own(text, add_special_tokens=False).input_ids, own.eos_token_id]
+        said = worded(own, Likelihood(ids, [-1.0] * len(ids), [[]] * len(ids)))
+        every = [Vocabulary(own).token(token).bytes for token in ids[:-1]]
+        whole = b"".join(every)
+        assert whole.decode().removeprefix(" " if own is falls_back_to_bytes() else "") == text
+        before = [b"".join(every[:number]).decode("utf-8", "ignore") for number in range(len(ids))]
+        assert said["text_offset"] == list(map(len, before))
+
+
+def worded(own: PreTrainedTokenizerFast, found: Likelihood) -> dict[str, Any]:
+    """Log-probabilities as a completion words them."""
+    completion = object.__new__(Completion)
+    completion._is_chat, completion._answers = False, SimpleNamespace(vocabulary=Vocabulary(own))  # type: ignore[assignment]
+    choice = Choice(0, Writer(Vocabulary(own)), Job([5], 99, id=1, method="ar"), asyncio.Event())
+    return completion._logprobs(choice, found, len(found.tokens))

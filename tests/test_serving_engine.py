@@ -1,7 +1,5 @@
 """The engine of the server by itself: who gets in, what is reserved, who is told what."""
 
-from __future__ import annotations
-
 import multiprocessing
 import types
 from collections import Counter
@@ -15,8 +13,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_or_not import packing
 from test_graphs import taped
+from tools import packing
 from transformers import PreTrainedModel as Model
 
 from marsbench.compiled import graphs
@@ -169,7 +167,7 @@ def test_tokens_are_those_of_the_method(method: MethodName, prompts: Prompts, mo
 
 
 def test_the_knob_is_for_those_who_fixed_none(prompts: Prompts, model: Model) -> None:
-    """Guards against a knob that turns those who fixed theirs, or that those in flight do not feel at once."""
+    """Guards against a knob that turns those who fixed theirs, is felt late, or misses who joined between two turns."""
     log = Log(engine(model))
     prompt = prompts[0]
     log.engine.submit(job(0, prompt, 40, "mars", ignore_eos=True))
@@ -182,12 +180,24 @@ def test_the_knob_is_for_those_who_fixed_none(prompts: Prompts, model: Model) ->
     assert len(log.tokens[0]) - before[0] == 4
     log.run()
     assert log.ended[0].thresholds == (0.0, 0.5) and log.ended[1].thresholds == (0.99, 0.99)
+    log = Log(engine(model, max_rows=4))
+    usual = log.engine.settings
+    for number, settings_ in enumerate((usual, replace(usual, threshold=0.9))):
+        log.engine.submit(job(number, prompts[number], 40, "mars", threshold=None, ignore_eos=True))
+        log.engine.settings = settings_
+        log.work()  # reads the prompt
+        log.engine.settings = usual
+        log.work()  # a step
+    log.run()
+    assert log.ended[1].thresholds == (0.5, 0.9)  # it was let in at .9, and is turned from the first step on
+    counted = Log(engine(model, max_rows=4))
+    counted.engine.submit(job(1, prompts[1], 40, "mars", ignore_eos=True, threshold=0.5))
+    counted.run()
+    assert log.ended[1].forwards <= counted.ended[1].forwards + 1
 
 
-def test_a_request_that_cannot_be_run_harms_nobody(
-    prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guards against one request's lack of memory that ends the engine or leaves rows behind."""
+def test_lack_of_memory_costs_no_other_answer(prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a lack of memory that ends the engine, changes other answers, or leaves rows behind."""
     log = Log(engine(model))
     log.engine.submit(job(0, prompts[0]))
     with monkeypatch.context() as patch:
@@ -198,6 +208,33 @@ def test_a_request_that_cannot_be_run_harms_nobody(
     log.run()
     assert "out of memory" in log.ended[0].failure and "vocabulary" in log.ended[2].failure
     assert log.ended[1].failure == "" and log.tokens[1]
+    log = Log(engine(model))
+    for number, limit in enumerate((20, 200, 20)):
+        log.engine.submit(job(number, prompts[number], limit, "mars", ignore_eos=True))
+    for _ in range(4):
+        log.work()
+    with monkeypatch.context() as patch:
+        patch.setattr("marsbench.decoding.step.forward", out_of_memory)
+        log.work()
+    log.run()
+    assert "out of memory" in log.ended[1].failure and not log.ended[0].failure and not log.ended[2].failure
+    for number in (0, 2):
+        alone = Log(engine(model))
+        alone.engine.submit(job(number, prompts[number], 20, "mars", ignore_eos=True))
+        alone.run()
+        assert alone.tokens[number] == log.tokens[number]
+    log = Log(engine(model))
+    for number in range(2):
+        log.engine.submit(job(number, prompts[number], ignore_eos=True))
+    log.work()
+    with monkeypatch.context() as patch:
+        patch.setattr("marsbench.decoding.step.forward", out_of_memory)
+        patch.setattr("marsbench.decoding.engine.Batch.leave", out_of_memory)
+        log.work()
+    assert all("out of memory" in log.ended[number].failure for number in range(2))
+    log.engine.submit(job(2, prompts[2]))
+    log.run()
+    assert log.tokens[2] and not log.ended[2].failure
 
 
 @pytest.mark.parametrize("most", [3, 8192])
@@ -216,8 +253,8 @@ def test_likelihoods_are_those_of_transformers(most: int, prompts: Prompts, mode
     assert {len(one) for one in found.best} == {2}
 
 
-def test_the_cache_fits_into_what_memory_is_free() -> None:
-    """Guards against rows that are let in by arithmetic, whatever memory there is, and a cache that fits nobody."""
+def test_memory_and_types_are_chosen_by_the_machine() -> None:
+    """Guards against rows let in whatever memory there is, a cache that fits nobody, and 30 GB where 15 would do."""
     assert slots_within(Settings("", max_rows=4), 100, 10_000) == (400, "")
     slots, warning = slots_within(Settings("", max_rows=4), 100, 500)
     assert slots == 200 and "room for 200 slots" in warning
@@ -225,10 +262,6 @@ def test_the_cache_fits_into_what_memory_is_free() -> None:
     assert slots_within(Settings("", kv_slots=150), 100, 10) == (150, "")
     with pytest.raises(UserError, match="cannot hold one request"):
         slots_within(Settings("", kv_slots=99), 100, 10_000)
-
-
-def test_a_gpu_serves_in_16_bits_unless_it_is_told() -> None:
-    """Guards against a model of 7B that takes 30 GB where 15 would do, and a CPU slowed by bf16."""
     assert Settings("").dtype is None
     assert usual_dtype("cuda") == "bfloat16" and usual_dtype("cpu") == "float32"
 
@@ -237,9 +270,7 @@ def test_a_gpu_serves_in_16_bits_unless_it_is_told() -> None:
 def test_steps_of_fixed_shape_serve_the_same_answers(
     recorded: bool, prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a server whose steps wait for the host on a GPU, and graphs that answer otherwise, whoever joins,
-    leaves or turns the knob meanwhile, and in whatever window.
-    """
+    """Guards against a GPU that waits for the host, graphs that answer otherwise, whoever joins, leaves or turns."""
     monkeypatch.setattr(graphs, "_compiled", lambda step, backend: step)
     monkeypatch.setattr(graphs, "cpp_compiler", lambda: "g++")
     if recorded:
@@ -266,9 +297,7 @@ def test_steps_of_fixed_shape_serve_the_same_answers(
 def test_what_a_server_needs_is_recorded_before_anybody_waits(
     prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a server on a GPU whose steps are not graphs unless it is told, and first requests that wait until
-    their step is recorded.
-    """
+    """Guards against a GPU's steps that are no graphs unless told, and first requests that wait for a recording."""
     monkeypatch.setattr(graphs, "records_on", lambda device: True)
     monkeypatch.setattr(graphs, "recorded", taped)
     with packing(False):
@@ -306,27 +335,6 @@ def out_of_memory(*_: object, **__: object) -> None:
     raise RuntimeError("out of memory: tried to allocate\nmore")
 
 
-def test_lack_of_memory_in_a_step_costs_one_answer(
-    prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guards against an engine that ends for want of memory, with all its clients, or changes their answers."""
-    log = Log(engine(model))
-    for number, limit in enumerate((20, 200, 20)):
-        log.engine.submit(job(number, prompts[number], limit, "mars", ignore_eos=True))
-    for _ in range(4):
-        log.work()
-    with monkeypatch.context() as patch:
-        patch.setattr("marsbench.decoding.step.forward", out_of_memory)
-        log.work()
-    log.run()
-    assert "out of memory" in log.ended[1].failure and not log.ended[0].failure and not log.ended[2].failure
-    for number in (0, 2):
-        alone = Log(engine(model))
-        alone.engine.submit(job(number, prompts[number], 20, "mars", ignore_eos=True))
-        alone.run()
-        assert alone.tokens[number] == log.tokens[number]
-
-
 def test_prompts_that_find_no_memory_together_come_one_by_one(
     prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,24 +362,6 @@ def test_prompts_that_find_no_memory_together_come_one_by_one(
     assert log.started == usual.started == [0, 1, 2, 3]
 
 
-def test_lack_of_memory_for_everything_ends_all_answers_and_nothing_else(
-    prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guards against rows that stay in a batch whose requests have been told that they are over."""
-    log = Log(engine(model))
-    for number in range(2):
-        log.engine.submit(job(number, prompts[number], ignore_eos=True))
-    log.work()
-    with monkeypatch.context() as patch:
-        patch.setattr("marsbench.decoding.step.forward", out_of_memory)
-        patch.setattr("marsbench.decoding.engine.Batch.leave", out_of_memory)
-        log.work()
-    assert all("out of memory" in log.ended[number].failure for number in range(2))
-    log.engine.submit(job(2, prompts[2]))
-    log.run()
-    assert log.tokens[2] and not log.ended[2].failure
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 def test_lack_of_memory_for_log_probabilities_harms_nobody_else(
     streamed: bool, prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
@@ -387,7 +377,7 @@ def test_lack_of_memory_for_log_probabilities_harms_nobody_else(
 
 
 def test_log_probabilities_come_with_their_tokens_or_at_the_end(prompts: Prompts, model: Model) -> None:
-    """Guards against a stream's log-probabilities that differ from those that come at once."""
+    """Guards against streamed log-probabilities that differ, room no limit knows of, and none for a stop or an EOS."""
     log = Log(engine(model))
     for number, streamed in enumerate((False, True)):
         log.engine.submit(job(number, prompts[0], 12, "mars", threshold=0.1, best=2, streamed=streamed))
@@ -397,10 +387,6 @@ def test_log_probabilities_come_with_their_tokens_or_at_the_end(prompts: Prompts
     found = Likelihood(*(list(chain.from_iterable(values)) for values in zip(*parts, strict=True)))
     assert found.tokens == whole.tokens and found.chosen == pytest.approx(whole.chosen, abs=1e-4)
     assert len(found.best) == len(whole.best)
-
-
-def test_what_streamed_log_probabilities_keep_is_counted(prompts: Prompts, model: Model) -> None:
-    """Guards against a second cache, beside the batch's, that no limit knows of."""
     prompt = prompts[0]
     for kept, together in ((512, 2), (500, 1), (64, 1)):  # whoever is alone comes in, at the worst to be told
         log = Log(engine(model, max_rows=8, kv_slots=kept))
@@ -410,10 +396,6 @@ def test_what_streamed_log_probabilities_keep_is_counted(prompts: Prompts, model
         assert (log.state.running, log.state.slots) == (together, together * 256)
         log.run()
         assert sorted(log.ended) == [0, 1, 2] and not any(one.failure for one in log.ended.values())
-
-
-def test_a_stopped_answer_is_scored_as_far_as_it_is_used(prompts: Prompts, model: Model) -> None:
-    """Guards against log-probabilities that vanish because a stop string is told like a client that has gone."""
     log = Log(engine(model))
     log.engine.submit(job(0, prompts[0], 40, best=0, ignore_eos=True))
     for _ in range(6):
@@ -422,10 +404,6 @@ def test_a_stopped_answer_is_scored_as_far_as_it_is_used(prompts: Prompts, model
     log.run()
     found = log.ended[0].likelihood
     assert log.ended[0].finish == "stop" and found is not None and found.tokens == log.tokens[0][:3]
-
-
-def test_an_eos_has_its_likelihood_too(prompts: Prompts, model: Model) -> None:
-    """Guards against a likelihood that misses its last token: clients cut the generated one off, an EOS or not."""
     (first,) = decode(model, build_method("ar", Options()), [Request(prompts[0], 1)],
                       eos_id=-1, pad_id=PAD)  # fmt: skip
     log = Log(engine(model, first.tokens[0]))
@@ -434,24 +412,6 @@ def test_an_eos_has_its_likelihood_too(prompts: Prompts, model: Model) -> None:
     found = log.ended[0].likelihood
     assert log.ended[0].finish == "eos" and found is not None
     assert found.tokens == [first.tokens[0]]
-
-
-def test_a_knob_turned_and_turned_back_reaches_who_joined_between(prompts: Prompts, model: Model) -> None:
-    """Guards against a newcomer who keeps a tau that counted only while its prompt was read."""
-    log = Log(engine(model, max_rows=4))
-    usual = log.engine.settings
-    for number, settings_ in enumerate((usual, replace(usual, threshold=0.9))):
-        log.engine.submit(job(number, prompts[number], 40, "mars", threshold=None, ignore_eos=True))
-        log.engine.settings = settings_
-        log.work()  # reads the prompt
-        log.engine.settings = usual
-        log.work()  # a step
-    log.run()
-    assert log.ended[1].thresholds == (0.5, 0.9)  # it was let in at .9, and is turned from the first step on
-    counted = Log(engine(model, max_rows=4))
-    counted.engine.submit(job(1, prompts[1], 40, "mars", ignore_eos=True, threshold=0.5))
-    counted.run()
-    assert log.ended[1].forwards <= counted.ended[1].forwards + 1
 
 
 def test_verified_answers_are_those_of_ar_whatever_windows_pay(prompts: Prompts, model: Model) -> None:

@@ -1,7 +1,5 @@
 """The study of a server under load: arrivals, what is made of answers, and the page."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import replace
@@ -17,24 +15,12 @@ from marsbench.rows.kinds import ServingRow
 from marsbench.rows.store import read_rows
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
-from marsbench.studies.serving import STUDY
+from marsbench.studies.serving import STUDY, policies
 from marsbench.studies.serving.findings import Cells, goodput, lost, typical
 from marsbench.studies.serving.load import Heard, read_answer
 from marsbench.studies.serving.measuring import Targets, arrivals, serving_rows, summed
-from marsbench.studies.serving.policies import (
-    AR,
-    AT_ONCE,
-    BY_ROWS,
-    FAST,
-    POLICIES,
-    QUEUE,
-    TRIED_LOSSLESS,
-    VERIFIED,
-    Cell,
-    effort_at,
-)
 
-EFFORT = replace(effort_at(preset("mini")), seconds=5.0)
+EFFORT = replace(policies.effort_at(preset("mini")), seconds=5.0)
 
 
 def made_up(policy: str, shape: str, load: float, repeat: int, speed: float, **more: Any) -> ServingRow:
@@ -45,13 +31,13 @@ def made_up(policy: str, shape: str, load: float, repeat: int, speed: float, **m
         target_first_token=0.06, target_per_token=0.0101, requests=10, answered=10, good=10 if speed >= 1 else 0,
         took=5 / speed, waited=1.5 / speed, emitted=110, forwards=50, tau=0.95, right=6, first_token=[0.05] * 3,
         per_token=[0.01 / speed] * 3, whole=[0.15 / speed] * 3, lag=[0.001] * 3,
-        answers=["a", "b", ""] if policy in (AR.name, VERIFIED.name) else [],
+        answers=["a", "b", ""] if policy in (policies.AR.name, policies.VERIFIED.name) else [],
     )  # fmt: skip
     return replace(row, **more)
 
 
 def test_numbers_of_a_lap() -> None:
-    """Guards against times that count from when a request was sent, and who was turned away for a fast answer."""
+    """Guards against times from the sending, refusals as fast, rates below 0, answers uncompared, another load."""
     cost = {"completion_tokens": 11, "marsbench": {"forwards": 5, "lossless": False, "threshold": [0.5, 0.9]}}
     answered = [Heard(0.5 * number, 0.001, 200, 0.5 * number + 0.05, 0.5 * number + 0.15, "x", cost)
                 for number in range(9)]  # fmt: skip
@@ -65,23 +51,25 @@ def test_numbers_of_a_lap() -> None:
     assert nobody["answered"] == 0 and nobody["whole"] == [] and nobody["tau"] == 1.0
     row = made_up("ar", "steady", 1.0, 0, 1.0)
     assert goodput(row) == 2 and lost([row, replace(row, answered=8)]) == 2
-
-
-def test_rates_have_intervals_above_nothing() -> None:
-    """Guards against a rate of 54 [3, 104] where all laps had more than 20, and one below 0."""
     found = typical([80.0, 20.0, 60.0])
     assert 20 < found.value < 80 and 0 < found.interval.low < found.value < found.interval.high
     assert typical([0.0, 20.0, 60.0]).interval.low >= 0
     assert typical([3.0]).interval.low == 0 and typical([2.0, 2.0]).interval.high == pytest.approx(2.0)
-
-
-def test_answers_are_held_against_those_of_ar() -> None:
-    """Guards against answers called `ar`'s that nobody has compared, or that were to other questions."""
-    cells = Cells.of(made_up(name, "together", 1.0, 0, 1.0) for name in (AR.name, VERIFIED.name))
+    cells = Cells.of(made_up(name, "together", 1.0, 0, 1.0) for name in (policies.AR.name, policies.VERIFIED.name))
     assert cells.same_answers() == (2, 2)
-    cells[VERIFIED.name, "together", 1.0] = [made_up(VERIFIED.name, "together", 1.0, 0, 1.0, answers=["a", "c", "d"])]
+    cells[policies.VERIFIED.name, "together", 1.0] = [
+        made_up(policies.VERIFIED.name, "together", 1.0, 0, 1.0, answers=["a", "c", "d"])
+    ]
     assert cells.same_answers() == (1, 2)
     assert cells.full == 0
+    draws = [
+        arrivals(random.Random(seed), policies.Cell(policies.AR, "steady", 0.5, 0), 40.0, EFFORT) for seed in range(40)
+    ]
+    assert sum(map(len, draws)) == pytest.approx(40 * 5 * 20, rel=0.05)
+    gaps = [after - before for times in draws for before, after in itertools.pairwise(times)]
+    mean = sum(gaps) / len(gaps)
+    spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
+    assert mean == pytest.approx(1 / 20, rel=0.05) and spread == pytest.approx(mean, rel=0.1)
 
 
 _ANSWER = (
@@ -101,20 +89,10 @@ def test_an_answer_is_read_wherever_it_was_cut(one: int, other: int) -> None:
     assert read_answer([(1.0, _ANSWER[:-3])])[0] == 0 == read_answer([])[0]
 
 
-def test_arrivals_are_poisson_and_the_same_for_all() -> None:
-    """Guards against a load that is not what the page says, and policies that are asked other things."""
-    draws = [arrivals(random.Random(seed), Cell(AR, "steady", 0.5, 0), 40.0, EFFORT) for seed in range(40)]
-    assert sum(map(len, draws)) == pytest.approx(40 * 5 * 20, rel=0.05)
-    gaps = [after - before for times in draws for before, after in itertools.pairwise(times)]
-    mean = sum(gaps) / len(gaps)
-    spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
-    assert mean == pytest.approx(1 / 20, rel=0.05) and spread == pytest.approx(mean, rel=0.1)
-
-
 def page_rows(speeds: dict[str, float]) -> list[ServingRow]:
     shapes = [
         *[("together", float(count), 3) for count in EFFORT.requests],
-        ("engine", float(AT_ONCE), 3),
+        ("engine", float(policies.AT_ONCE), 3),
         *[("steady", 0.25 * quarter, 3) for quarter in range(1, 5)],
     ]
     return [
@@ -132,31 +110,28 @@ def verdict(page: str) -> str:
 
 
 def test_the_page_judges_the_claims() -> None:
-    """Guards against a verdict that its numbers do not carry, either way."""
-    same = {policy.name: 1.0 for policy in POLICIES}
-    page = STUDY.render(page_rows(same | {FAST.name: 4.0}), "mini")
+    """Guards against a verdict that its numbers do not carry, either way, a study taken for one that times nothing."""
+    same = {policy.name: 1.0 for policy in policies.POLICIES}
+    page = STUDY.render(page_rows(same | {policies.FAST.name: 4.0}), "mini")
     assert "a full server at tau = 0.5 4.00 [4.00, 4.00]" in page and verdict(page) == "open"
     assert verdict(STUDY.render(page_rows(same), "mini")) == "open"
-    assert verdict(STUDY.render(page_rows(same | {BY_ROWS.name: 1.5}), "mini")) == "holds in the toy"
-    tried = STUDY.render(page_rows(same | {TRIED_LOSSLESS: 0.5}), "mini")
+    assert verdict(STUDY.render(page_rows(same | {policies.BY_ROWS.name: 1.5}), "mini")) == "holds in the toy"
+    tried = STUDY.render(page_rows(same | {policies.TRIED_LOSSLESS: 0.5}), "mini")
     assert "for a request alone 0.50 [0.50, 0.50]" in tried and "taken out" not in page
-    served = STUDY.render([replace(row, took=10.0) if row.load == AT_ONCE
+    served = STUDY.render([replace(row, took=10.0) if row.load == policies.AT_ONCE
                            and row.shape == "together" else row for row in page_rows(same)], "mini")  # fmt: skip
     assert "| 0.50 [" in served.partition("## What HTTP costs")[2].partition("##")[0]
     busy = [replace(row, others_cores=[0.5]) for row in page_rows(same)]
     assert "was not idle" in STUDY.render(busy, "mini") and "was not idle" not in served
 
-
-def test_the_study_has_the_machine_for_itself() -> None:
-    """Guards against a study taken for one that times nothing: a thread for the engine alone, all for the server's."""
     assert STUDY.timed
 
 
 @pytest.mark.parametrize(("scale", "most"), [("mini", 20), ("135m", 25)])
 def test_the_whole_study_fits_into_its_time(scale: str, most: float) -> None:
     """Guards against a study that outgrows what was promised for it, and a queue that a lap does not fit into."""
-    effort = effort_at(preset(scale))
-    assert effort.minutes() <= most and max(effort.requests.values()) < QUEUE
+    effort = policies.effort_at(preset(scale))
+    assert effort.minutes() <= most and max(effort.requests.values()) < policies.QUEUE
 
 
 @pytest.mark.slow
@@ -166,7 +141,7 @@ def test_the_study_runs_and_resumes(micro_checkpoints: Path, tmp_path: Path, mon
     (tmp_path / "runs" / "micro" / "checkpoints").symlink_to(micro_checkpoints)
     run = Run(preset("micro"), Workspace(tmp_path, "micro"))
     rows = [row for row in serving_rows(run) if isinstance(row, ServingRow)]
-    effort = effort_at(preset("micro"))
+    effort = policies.effort_at(preset("micro"))
     assert {(row.policy, row.shape, row.load) for row in rows} == {
         (cell.policy.name, cell.shape, cell.load) for cell in effort.cells()
     }
@@ -174,9 +149,9 @@ def test_the_study_runs_and_resumes(micro_checkpoints: Path, tmp_path: Path, mon
         assert row.answered == row.requests and row.right is not None
         assert row.whole[0] >= row.first_token[0] > 0 and row.waited <= 1.01 * row.took * row.answered
     by_cell = {(row.policy, row.shape, row.load): row for row in rows}
-    assert len({by_cell[policy.name, "steady", 1.0].requests for policy in POLICIES}) == 1
-    assert by_cell[FAST.name, "steady", 1.0].tau == 0.5
-    served, bare = (by_cell[AR.name, shape, float(AT_ONCE)] for shape in ("together", "engine"))
+    assert len({by_cell[policy.name, "steady", 1.0].requests for policy in policies.POLICIES}) == 1
+    assert by_cell[policies.FAST.name, "steady", 1.0].tau == 0.5
+    served, bare = (by_cell[policies.AR.name, shape, float(policies.AT_ONCE)] for shape in ("together", "engine"))
     assert (served.answers, served.emitted, served.right) == (bare.answers, bare.emitted, bare.right)
     assert served.forwards == bare.forwards
     same, asked = Cells.of(rows).same_answers()

@@ -1,7 +1,5 @@
 """The server's page in a real browser: type, stream, move the slider, see tokens per forward change."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,17 +96,24 @@ def test_escape_stops_an_answer_and_errors_are_shown(browser: Any, server: Runni
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_both_schemes_can_be_read(browser: Any, scheme: str) -> None:
     """Guards against dark text on a dark ground: contrast of text by WCAG's formula, in both schemes."""
+    browser.get(PAGE.as_uri())
+    can_be_read(browser, scheme, ("ink", "even"), ("ink", "odd"), ("on-accent", "accent"))
+
+
+def can_be_read(browser: Any, scheme: str, *more: tuple[str, str]) -> dict[str, str]:
+    """Look at a page's inks on their grounds in one scheme; returns the colours by their names."""
     wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
-    colours = browser.execute_script("""
+    pairs = [("ink", "page"), ("ink", "field"), ("quiet", "page"), ("quiet", "field"), ("second", "field"), *more]
+    colours: dict[str, str] = browser.execute_script("""
       const style = getComputedStyle(document.documentElement), probe = document.createElement("i");
       document.body.append(probe);
-      return Object.fromEntries(["page", "ink", "quiet", "field", "even", "odd", "accent", "on-accent", "second"].map(
+      return Object.fromEntries(arguments[0].map(
         name => [name, (probe.style.color = style.getPropertyValue("--" + name), getComputedStyle(probe).color)]));
-    """)
-    for ink, ground in (("ink", "page"), ("ink", "field"), ("ink", "even"), ("ink", "odd"), ("quiet", "page"),
-                        ("quiet", "field"), ("on-accent", "accent"), ("second", "field")):  # fmt: skip
+    """, sorted({*sum(pairs, ())}))  # fmt: skip
+    for ink, ground in pairs:
         assert contrast(colours[ink], colours[ground]) >= 4.5, (scheme, ink, ground)
+    return colours
 
 
 def contrast(first: str, second: str) -> float:

@@ -1,17 +1,16 @@
 """Steps of fixed shape: the same tokens as the eager loop's, no number read in between, one graph per shape."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
+import tools
 import torch
 from test_host_reads import Reads
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from marsbench.compiled.fixed import Fixed, Steps, static_step
 from marsbench.compiled.graphs import Graphs, why_not
@@ -43,13 +42,9 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def llama(seed: int, layers: int = 1) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=layers, intermediate_size=48, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=512, initializer_range=0.3, tie_word_embeddings=True,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+def llama(seed: int, layers: int = 1) -> Any:
+    sizes = {"vocab_size": VOCABULARY, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": layers}
+    return tools.llama(seed, **sizes, max_position_embeddings=512, initializer_range=0.3, tie_word_embeddings=True)
 
 
 @pytest.fixture(scope="module")

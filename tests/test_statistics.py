@@ -1,7 +1,5 @@
 """Estimates, intervals and verdicts: against values worked by hand, against scipy, and by simulation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import inf, isclose, isfinite
 
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from marsbench.statistics.curves import curve_advantage, points_gap
-from marsbench.statistics.decisions import Bound
+from marsbench.statistics.decisions import SIGNIFICANT, Bound, Evidence, holm, p_value
 from marsbench.statistics.intervals import (
     QUANTILE,
     Answers,
@@ -38,27 +36,19 @@ def outcomes(ones: int, zeros: int) -> list[float]:
     return [1.0] * ones + [0.0] * zeros
 
 
-def test_wilson_interval_by_hand() -> None:
-    """Guards against another interval, or another level, behind the ± of every cell."""
+def test_wilson_interval_and_means_by_hand() -> None:
+    """Guards against another interval or level behind cells' ±, pooled questions, half-widths summed, swapped sides."""
     share, n, z = 0.8, 50, QUANTILE
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z * ((share * (1 - share) + z**2 / (4 * n)) / n) ** 0.5 / (1 + z**2 / n)
     found = accuracy(outcomes(40, 10)).interval
     assert isclose(found.low, centre - half) and isclose(found.high, centre + half)
     assert isclose(found.half_width, half)
-
-
-def test_benchmarks_weigh_the_same_whatever_their_size() -> None:
-    """Guards against pooling questions, which would let the largest benchmark be the average."""
     found = mean_of_benchmarks([accuracy(outcomes(5, 5)), accuracy(outcomes(100, 900))])
     assert isclose(found.value, 0.3) and found.n == 1010
     alone = accuracy(outcomes(7, 3))
     mean = mean_of_benchmarks([alone]).interval
     assert isclose(mean.low, alone.interval.low) and isclose(mean.high, alone.interval.high), "one keeps its own"
-
-
-def test_interval_of_a_mean_by_hand() -> None:
-    """Guards against adding half-widths instead of their squares, and against swapped sides."""
     parts = [Estimate(0.5, Interval(0.2, 0.6), 10), Estimate(0.7, Interval(0.3, 0.7), 10)]
     found = mean_of_benchmarks(parts)
     assert isclose(found.interval.low, 0.6 - 0.25)  # sqrt(0.3**2 + 0.4**2) / 2
@@ -66,7 +56,7 @@ def test_interval_of_a_mean_by_hand() -> None:
 
 
 def test_paired_difference_by_hand() -> None:
-    """Guards against counting concordant questions, and against a difference in fractions."""
+    """Guards against concordant questions, fractions, equality proved by nothing, pairs by position, rounded shares."""
     a, b = [*outcomes(6, 2), 1.0, 1.0], [*outcomes(0, 6), 1.0, 1.0, 0.0, 1.0]
     found, (only_a, only_b, p_value) = paired_difference({"bbh": a}, {"bbh": b}), mcnemar(a, b)
     # a alone is right on the first six and the ninth, b alone on the seventh and the eighth
@@ -75,38 +65,42 @@ def test_paired_difference_by_hand() -> None:
     assert isclose(p_value, stats.binomtest(7, 9).pvalue)
     centre, half = 5 / 12, QUANTILE * ((8 / 12 + 3 / 12 - (5 / 12) ** 2) / 12) ** 0.5
     assert isclose(found.interval.low, 100 * (centre - half)) and isclose(found.interval.high, 100 * (centre + half))
+    same = {"gsm8k": outcomes(2, 2)}
+    found = paired_difference(same, same)
+    assert found.value == 0 and mcnemar(same["gsm8k"], same["gsm8k"])[2] == 1
+    assert Bound.losing_less_than(2.0).verdict(found.interval) == "open"
+    a = {"bbh": outcomes(3, 1), "gpqa": outcomes(1, 4)}
+    b = {"gpqa": outcomes(2, 3), "bbh": outcomes(0, 4)}
+    assert isclose(paired_difference(a, b).value, 100 * (0.75 - 0.2) / 2)
+    a, b = [2 / 3, 1.0, 0.0, 1 / 3], [1 / 3, 1.0, 1 / 3, 0.0]
+    found = paired_difference({"bbh": a}, {"bbh": b})
+    assert isclose(found.value, 100 * (1 / 3 - 1 / 3 + 1 / 3) / 4)
+    assert mcnemar(a, b) == (2, 1, 1.0)
 
 
-def test_paired_interval_approaches_the_textbook_one() -> None:
-    """Guards against an interval that stays too wide, or of the wrong scale, with many questions."""
+def test_paired_interval_approaches_the_textbook_and_covers() -> None:
+    """Guards against an interval too wide, of the wrong scale, or too narrow for strata of unlike size."""
     generator = np.random.default_rng(0)
     a = {name: generator.integers(0, 2, 20_000).astype(float) for name in ("bbh", "gpqa")}
     b = {name: generator.integers(0, 2, 20_000).astype(float) for name in ("bbh", "gpqa")}
     variance = sum(np.var(a[name] - b[name], ddof=1) / 20_000 for name in a) / 4
     found = paired_difference(a, b)  # type: ignore[arg-type]
     assert isclose(found.interval.half_width, 100 * QUANTILE * variance**0.5, rel_tol=1e-3)
-
-
-def test_no_discordant_question_is_no_proof_of_equality() -> None:
-    """Guards against an interval of zero width, by which four questions would prove equality."""
-    same = {"gsm8k": outcomes(2, 2)}
-    found = paired_difference(same, same)
-    assert found.value == 0 and mcnemar(same["gsm8k"], same["gsm8k"])[2] == 1
-    assert Bound.losing_less_than(2.0).verdict(found.interval) == "open"
-
-
-def test_order_of_benchmarks_does_not_matter() -> None:
-    """Guards against pairing by position when two arms name their benchmarks in another order."""
-    a = {"bbh": outcomes(3, 1), "gpqa": outcomes(1, 4)}
-    b = {"gpqa": outcomes(2, 3), "bbh": outcomes(0, 4)}
-    assert isclose(paired_difference(a, b).value, 100 * (0.75 - 0.2) / 2)
+    generator, truths, covered = np.random.default_rng(1), {"bbh": (0.2, 0.1), "gpqa": (0.05, 0.05)}, 0
+    for _ in range(400):
+        arms: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
+        for name, (only_a, only_b) in truths.items():
+            n = 120 if name == "bbh" else 40
+            drawn = generator.choice(3, size=n, p=[only_a, only_b, 1 - only_a - only_b])
+            arms[0][name], arms[1][name] = [float(x == 0) for x in drawn], [float(x == 1) for x in drawn]
+        interval = paired_difference(*arms).interval
+        covered += interval.low <= 5.0 <= interval.high  # (10 + 0) / 2 points
+    assert 0.92 <= covered / 400 <= 0.99
 
 
 @given(ARMS)
 def test_intervals_hold_their_estimate_and_mirror(answers: dict[str, list[tuple[float, float]]]) -> None:
-    """Guards against a sign slip that favours the arm named first, and limits that miss their own estimate where all
-    answers, or none, are right.
-    """
+    """Guards against a sign slip that favours the first arm, and limits that miss their estimate where all is right."""
     a, b = ({name: [pair[arm] for pair in pairs] for name, pairs in answers.items()} for arm in (0, 1))
     mean, there, back = (
         mean_of_benchmarks([*map(accuracy, a.values())]),
@@ -120,20 +114,6 @@ def test_intervals_hold_their_estimate_and_mirror(answers: dict[str, list[tuple[
     for one, other in zip(a.values(), b.values(), strict=True):
         (only_a, only_b, p_value), (back_a, back_b, p_back) = mcnemar(one, other), mcnemar(other, one)
         assert (only_a, only_b) == (back_b, back_a) and isclose(p_value, p_back)
-
-
-def test_paired_interval_covers_the_truth() -> None:
-    """Guards against intervals that are too narrow for strata of unlike size and discordance."""
-    generator, truths, covered = np.random.default_rng(1), {"bbh": (0.2, 0.1), "gpqa": (0.05, 0.05)}, 0
-    for _ in range(400):
-        arms: tuple[dict[str, list[float]], dict[str, list[float]]] = ({}, {})
-        for name, (only_a, only_b) in truths.items():
-            n = 120 if name == "bbh" else 40
-            drawn = generator.choice(3, size=n, p=[only_a, only_b, 1 - only_a - only_b])
-            arms[0][name], arms[1][name] = [float(x == 0) for x in drawn], [float(x == 1) for x in drawn]
-        interval = paired_difference(*arms).interval
-        covered += interval.low <= 5.0 <= interval.high  # (10 + 0) / 2 points
-    assert 0.92 <= covered / 400 <= 0.99
 
 
 MORE, NO_LOSS, ONE = Bound(low=0.0), Bound.losing_less_than(2.0), Bound(1.0, 1.0, closed=True)
@@ -157,9 +137,7 @@ VERDICTS = {
 
 @pytest.mark.parametrize("verdict", VERDICTS)
 def test_verdicts(verdict: str) -> None:
-    """Guards against missing evidence taken for a refutation, a small loss non-inferior by accident, >= where a claim
-    says "greater than", and an exact or a two-sided bound that is judged by one of its limits.
-    """
+    """Guards against missing evidence taken for a refutation, >= for "greater", and bounds judged by one limit."""
     for bound, low, high in VERDICTS[verdict]:
         assert bound.verdict(Interval(low, high)) == verdict, (bound, low, high)
 
@@ -185,30 +163,24 @@ REFUSED: dict[str, list[Callable[[], object]]] = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_has_no_number_is_refused(why: str) -> None:
-    """Guards against a silent NaN of nothing, and a comparison of different questions or repeats, which no statistic
-    would reveal.
-    """
+    """Guards against a silent NaN of nothing, and a comparison of different questions or repeats."""
     for call in REFUSED[why]:
         with pytest.raises(ValueError, match=why):
             call()
 
 
 def test_tokens_per_forward_by_hand() -> None:
-    """Guards against a mean of ratios, in which a two-token answer counts as much as a long one."""
+    """Guards against a mean of ratios, certainty from one question, and a variance that forgets one count."""
     found = tokens_per_forward([30, 2], [10, 2])
     assert isclose(found.value, 32 / 12)
     spread = np.std([(30 - 320 / 12) / 6, (2 - 64 / 12) / 6], ddof=1)
     assert isclose(found.interval.half_width, QUANTILE * spread / 2**0.5)
-
-
-def test_one_token_per_forward_is_exact() -> None:
-    """Guards against an interval around what holds by construction, or a division by its zero width."""
     found = tokens_per_forward([12, 7, 30], [12, 7, 30])
     assert found.value == found.interval.low == found.interval.high == 1.0
-
-
-def test_tokens_per_forward_covers_the_truth() -> None:
-    """Guards against a variance that forgets that both counts vary from question to question."""
+    for found in (tokens_per_forward([9], [3]), median_ratio([4.0], [2.0])):
+        assert isfinite(found.value)
+        assert (found.interval.low, found.interval.high) == (-inf, inf)
+        assert Bound(low=1.0).verdict(found.interval) == "open"
     generator, covered = np.random.default_rng(2), 0
     for _ in range(400):
         forwards = generator.integers(5, 60, 150)
@@ -218,8 +190,8 @@ def test_tokens_per_forward_covers_the_truth() -> None:
     assert 0.92 <= covered / 400 <= 0.98
 
 
-def test_speed_difference_by_hand() -> None:
-    """Guards against a difference of unpaired ratios, whose interval counts what both arms share twice."""
+def test_speed_and_gain_differences_by_hand() -> None:
+    """Guards against unpaired ratios, gains of unlike pairs, and certainty where no question separates arms."""
     a, b = Answers([1] * 3, [4, 8, 12], [2, 4, 6]), Answers([1] * 3, [3, 6, 9], [2, 4, 6])
     found = speed_difference(a, b)
     assert isclose(found.value, 0.5) and isclose(found.interval.half_width, 0.0, abs_tol=1e-12)
@@ -228,10 +200,6 @@ def test_speed_difference_by_hand() -> None:
     residuals = np.array([4, 6, 9]) - 19 / 12 * np.array([2, 4, 6]) - (np.array([3, 6, 9]) - 1.5 * np.array([2, 4, 6]))
     assert isclose(difference.value, 19 / 12 - 1.5)
     assert isclose(difference.interval.half_width, QUANTILE * np.std(residuals / 4, ddof=1) / 3**0.5)
-
-
-def test_gain_difference_by_hand() -> None:
-    """Guards against gains of unlike pairs, and against certainty where no question separates the four arms."""
     found = gain_difference(([1, 1, 1, 0], [0, 0, 1, 0]), ([1, 0, 0, 0], [0, 0, 0, 1]))
     per_question = [1 - 1, 1 - 0, 0 - 0, 0 + 1]
     assert found.value == np.mean(per_question)
@@ -242,8 +210,6 @@ def test_gain_difference_by_hand() -> None:
 
 
 # ---- several training seeds -----------------------------------------------------------------------------------------
-
-
 def test_over_seeds_by_hand() -> None:
     """Guards against a normal quantile for three seeds, sums of half-widths, and swapped sides."""
     pooled = Estimate(0.5, Interval(0.2, 0.6), 10)
@@ -275,24 +241,12 @@ def test_over_seeds_covers_the_luck_of_training(seeds: int, seed_effect: float) 
         assert forgetful / runs < 0.75, "questions alone do not tell how far trainings scatter"
 
 
-def test_shares_of_seeds_are_compared_like_answers() -> None:
-    """Guards against pooled answers that are refused, or rounded to right and wrong."""
-    a, b = [2 / 3, 1.0, 0.0, 1 / 3], [1 / 3, 1.0, 1 / 3, 0.0]
-    found = paired_difference({"bbh": a}, {"bbh": b})
-    assert isclose(found.value, 100 * (1 / 3 - 1 / 3 + 1 / 3) / 4)
-    assert mcnemar(a, b) == (2, 1, 1.0)
-
-
-def test_difference_of_races_by_hand() -> None:
-    """Guards against the limits of the second estimate on the wrong side."""
+def test_gaps_by_hand() -> None:
+    """Guards against limits on the wrong side, and curves compared where only one of them has points."""
     found = difference(Estimate(1.7, Interval(1.4, 1.8), 5), Estimate(1.2, Interval(1.1, 1.6), 3))
     assert isclose(found.value, 0.5) and found.n == 3
     assert isclose(found.interval.low, 0.0, abs_tol=1e-9)  # 0.5 - sqrt(0.3**2 + 0.4**2)
     assert isclose(found.interval.high, 0.5 + 0.02**0.5)  # sqrt(0.1**2 + 0.1**2)
-
-
-def test_points_gap_by_hand() -> None:
-    """Guards against curves compared where only one of them has points."""
     assert isclose(points_gap([(3, 10), (1, 50)], [(1, 40), (2, 30)]), 10 - 10 * 0.5)  # from 1 to 2: 50..30, 40..30
     assert isclose(points_gap([(1, 7)], [(1, 3)]), 4)
 
@@ -316,25 +270,43 @@ def test_curve_advantage_is_what_lies_between_parallel_curves() -> None:
     assert equal.low < 0 < equal.high
 
 
-def test_a_single_value_has_no_spread() -> None:
-    """Guards against certainty drawn from one question or one repeat."""
-    for found in (tokens_per_forward([9], [3]), median_ratio([4.0], [2.0])):
-        assert isfinite(found.value)
-        assert (found.interval.low, found.interval.high) == (-inf, inf)
-        assert Bound(low=1.0).verdict(found.interval) == "open"
-
-
 def test_median_ratio_pairs_its_repeats() -> None:
-    """Guards against a ratio of medians, which slow repeats on both sides would move."""
+    """Guards against a ratio of medians, which slow repeats would move, and a report that changes from run to run."""
     found = median_ratio([2.0, 40.0, 6.0], [1.0, 20.0, 3.0])
     assert found.value == found.interval.low == found.interval.high == 2.0
-
-
-def test_median_ratio_is_reproducible_and_holds_the_median() -> None:
-    """Guards against a report that changes from one rendering to the next."""
     generator = np.random.default_rng(3)
     mars, ar = generator.normal(2.1, 0.1, 30).tolist(), generator.normal(1.0, 0.02, 30).tolist()
     found = median_ratio(mars, ar)
     assert found == median_ratio(mars, ar)
     assert found.value == np.median(np.divide(mars, ar))
     assert 2.0 < found.interval.low < found.value < found.interval.high < 2.2
+
+
+ABOVE_0 = Bound(low=0.0)
+
+
+def evidence(value: float, half: float, *seeds: float, n: int = 100) -> Evidence:
+    """An effect held against 0, with half of the interval that its questions give."""
+    return Evidence(Estimate(value, Interval(value - half, value + half), n), seeds or (value,), ABOVE_0)
+
+
+def test_p_is_the_intervals_own_and_holms_by_hand() -> None:
+    """Guards against factors in the wrong order, a one-sided p, the normal law for three seeds, p of nothing."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.7]) == [1.0, 1.0] and holm([]) == []
+    assert p_value(evidence(2.0, 1.0)) == pytest.approx(2 * stats.norm.sf(2.0 * QUANTILE), rel=1e-6)
+    assert p_value(evidence(-0.5, 1.0)) == pytest.approx(2 * stats.norm.sf(0.5 * QUANTILE), rel=1e-6)
+    seeds = (1.0, 2.0, 4.5)
+    assert p_value(evidence(2.5, 0.0, *seeds)) == pytest.approx(stats.ttest_1samp(seeds, 0.0).pvalue, rel=1e-6)
+    inside = Evidence(Estimate(1.6, Interval(1.5, 1.7), 9), (1.6,), Bound(1.5, 9.0))
+    assert p_value(inside) == pytest.approx(0.05, rel=1e-3)
+    assert p_value(evidence(5.0, inf)) == pytest.approx(1.0)
+
+
+@given(st.floats(-9, 9), st.floats(0.01, 9), st.lists(st.floats(-9, 9), min_size=2, max_size=4))
+def test_p_and_interval_never_disagree(value: float, half: float, seeds: list[float]) -> None:
+    """Guards against a verdict with p above .05, and none with p below."""
+    found = evidence(value, half, *seeds)
+    decided = ABOVE_0.verdict(over_seeds(found.pooled, seeds).interval) != "open"
+    p = p_value(found)
+    assert decided == (p < SIGNIFICANT) or abs(p - SIGNIFICANT) < 1e-6

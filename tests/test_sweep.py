@@ -1,9 +1,6 @@
 """The speed sweep at micro scale: whole, killed at random moments, and its parts one by one."""
 
-from __future__ import annotations
-
 import json
-import multiprocessing
 import random
 import re
 import shutil
@@ -15,27 +12,35 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 import yaml
+from test_static import MASK, PAD, llama
+from tools import forked, invoke
 from transformers import PreTrainedModel
 from typer.testing import CliRunner
 
 from marsbench.answering import Answering
 from marsbench.cli import app
+from marsbench.compiled.fixed import Steps
+from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Meter, Request
 from marsbench.errors import UserError
 from marsbench.findings.export import export, frame, matching, merged
 from marsbench.findings.sweep import Agreement, SweepCells, agreement
 from marsbench.line import Line
 from marsbench.methods import METHODS, Options, build_method
+from marsbench.methods.carried import carried_over
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset, scales
+from marsbench.racing.carried import carried_of, draws_of, write_table
 from marsbench.racing.grid import Grid, read_grid, shipped_grid
 from marsbench.racing.position_law import PositionLaw, Work, fastest, predicted_seconds
 from marsbench.racing.race import Race, RoundLog
+from marsbench.racing.tune import Advice, Setting
 from marsbench.rows.kinds import SweepRow
 from marsbench.rows.store import read_rows, rows_text
 from marsbench.rows.workspace import Workspace
-from marsbench.statistics.intervals import Interval
+from marsbench.statistics.intervals import Estimate, Interval
 from marsbench.training.checkpoints import Loaded
 
 KILLS = 3
@@ -53,9 +58,7 @@ SMALL: dict[str, Any] = {
 
 
 def run_sweep(output: Path, *options: str) -> None:
-    """`marsbench sweep` at scale micro in this process."""
-    done = CliRunner().invoke(app, ["sweep", "--scale", "micro", "--output", str(output), *options])
-    assert done.exit_code == 0, done.output
+    invoke("sweep", "--scale", "micro", "--output", str(output), *options)
 
 
 def rows_in(output: Path, variant: str = "") -> list[SweepRow]:
@@ -79,8 +82,8 @@ def with_checkpoints(swept: Path, output: Path) -> Path:
     return output
 
 
-def test_every_cell_has_numbers_or_a_reason(swept: Path) -> None:
-    """Guards against holes in the grid, and against a cell that is missing without a word."""
+def test_every_cell_has_numbers_that_agree_or_a_reason(swept: Path) -> None:
+    """Guards against holes in the grid, speed in tokens nobody sees, and a speed-up bought with other tokens."""
     grid, rows = read_grid(shipped_grid("micro")), rows_in(swept)
     assert [(row.contender, row.batch_size) for row in rows] == [
         (entry.name, size) for size in grid.batch_sizes for entry in grid.contenders
@@ -92,10 +95,6 @@ def test_every_cell_has_numbers_or_a_reason(swept: Path) -> None:
             assert row.status == "done", row.reason
             assert len(row.seconds) == grid.repeats
             assert set(row.baselines) == {"ar", "hf-generate"}
-
-
-def test_accepted_emitted_and_logged_tokens_agree(swept: Path) -> None:
-    """Guards against a speed counted in tokens that nobody got to see."""
     for row in rows_in(swept):
         if row.status != "done":
             continue
@@ -104,10 +103,6 @@ def test_accepted_emitted_and_logged_tokens_agree(swept: Path) -> None:
         assert row.emitted == logged == [sum(line["accepted"]) for line in lines]
         assert row.row_forwards == [len(line["accepted"]) for line in lines]
         assert row.correct == [line["correct"] for line in lines]
-
-
-def test_lossless_methods_give_the_tokens_of_ar(swept: Path) -> None:
-    """Guards against a speed-up bought with other tokens. (Medusa's backbone is another checkpoint.)"""
     lossless = [row for row in rows_in(swept) if METHODS[row.method].lossless and row.stage == "mars" and row.seconds]
     assert len(lossless) > 10
     for row in lossless:
@@ -115,9 +110,7 @@ def test_lossless_methods_give_the_tokens_of_ar(swept: Path) -> None:
 
 
 def test_races_are_made_once_and_again_where_asked(swept: Path, tmp_path: Path) -> None:
-    """Guards against a second run that races again what is there, a grid that is measured anew for one more line, a
-    line without its own baselines, and hours of training that are thrown away for another lap.
-    """
+    """Guards against races made twice, a grid measured anew for one more line, no baselines, lost trainings."""
     output = with_checkpoints(swept, tmp_path)
     small, weights = ("--grid", str(output / "grid.yaml")), sorted(output.rglob("model.safetensors"))
     trained = [path.stat().st_mtime_ns for path in weights]
@@ -148,14 +141,8 @@ def test_shards_share_the_contenders(swept: Path, tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- interruptions
-
-
-def sweep_in_child(output: str) -> None:
-    """What a child process runs."""
-    import torch
-
-    torch.set_num_threads(1)
-    run_sweep(Path(output), "--grid", f"{output}/grid.yaml")
+def sweep_in_child(output: Path) -> Any:
+    return forked("sweep", "--scale", "micro", "--output", output, "--grid", output / "grid.yaml")
 
 
 def size_of(folder: Path) -> int:
@@ -174,14 +161,11 @@ def test_killed_at_any_moment_it_loses_a_round_at_most(swept: Path, tmp_path: Pa
     runs = Workspace(output, "micro").runs
     run_sweep(output, "--grid", str(output / "grid.yaml"))
     undisturbed = [comparable(row) for row in rows_in(output)]
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["marsbench.overview.reproduction", "marsbench.studies.speedup"])
     rng, kills, finished = random.Random(0), 0, 0
     while kills < KILLS or not finished:
         rows_before = b"" if not Workspace(output, "micro").row_file.exists() else _whole_lines(output)
-        process = processes.Process(target=sweep_in_child, args=(str(output),))
         before = size_of(runs)
-        process.start()
+        process = sweep_in_child(output)
         while process.is_alive() and size_of(runs) == before:
             time.sleep(0.001)
         time.sleep(rng.uniform(0, 0.25))
@@ -208,11 +192,7 @@ def _whole_lines(output: Path) -> bytes:
 def test_two_sweeps_in_one_folder(swept: Path, tmp_path: Path) -> None:
     """Guards against two sweeps that corrupt each other's rows, or both measure everything."""
     output = with_checkpoints(swept, tmp_path)
-    processes = multiprocessing.get_context("forkserver")
-    both = [processes.Process(target=sweep_in_child, args=(str(output),)) for _ in range(2)]
-    for process in both:
-        process.start()
-    for process in both:
+    for process in [sweep_in_child(output) for _ in range(2)]:
         process.join()
         assert process.exitcode == 0
     keys = [row.key for row in rows_in(output)]
@@ -221,8 +201,6 @@ def test_two_sweeps_in_one_folder(swept: Path, tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- the race
-
-
 class _Failing:
     """A method that fails in the first forward after the prompt's, or takes its time over it."""
 
@@ -297,8 +275,6 @@ def test_a_meter_hears_every_forward(name: str, golden_models: dict[str, Any]) -
 
 
 # ---------------------------------------------------------------------- grids
-
-
 def test_lists_stand_for_all_their_combinations(tmp_path: Path) -> None:
     """Guards against combinations left out, and against names that do not tell them apart."""
     grid = {
@@ -322,9 +298,7 @@ def test_lists_stand_for_all_their_combinations(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scale", scales())
 def test_shipped_grids_race_both_forms_of_what_may_win(scale: str) -> None:
-    """Guards against a grid that fails on a user's machine only, a compiled contender without the eager one that it is
-    held against, speed-ups on a GPU that are the host's, and a race that takes a day of one.
-    """
+    """Guards against a grid that fails on users' machines, a compiled contender without an eager, a day of races."""
     grid, quick = (read_grid(shipped_grid(scale), quick=quick) for quick in (False, True))
     assert all({"ar", "hf-generate", "ar, again"} <= {one.name for one in which.contenders} for which in (grid, quick))
     eager = [one for one in grid.contenders if not one.compiled]
@@ -342,9 +316,7 @@ def test_shipped_grids_race_both_forms_of_what_may_win(scale: str) -> None:
 
 
 def test_races_on_a_gpu_are_reckoned_by_steps() -> None:
-    """Guards against a race of one row that is thought to take as long as one of sixteen, and other loops, or whole
-    sequences read at every step, at the price of our steps.
-    """
+    """Guards against one row that takes as long as sixteen, and other loops at our price."""
     scale = preset("7b")
     costs = scale.assumptions.steps_s
     assert costs is not None
@@ -404,7 +376,6 @@ BAD_GRIDS: list[tuple[Any, str]] = [
 
 
 def with_mars(**settings: Any) -> dict[str, Any]:
-    """A grid with a contender more."""
     return broken(contenders=[*SMALL["contenders"][:1], {"method": "mars", "stage": "mars", **settings}])
 
 
@@ -447,10 +418,7 @@ NO_GRIDS = [
 
 @pytest.mark.parametrize(("grid", "message"), BAD_GRIDS)
 def test_a_bad_grid_is_named(grid: Any, message: str, tmp_path: Path) -> None:
-    """Guards against a traceback, hours of racing before a misspelt setting is seen, a contender that vanishes or
-    decodes by another setting than its line says, a speed-up that is the compiler's and not the method's, and "At most
-    -90 tokens" on a page.
-    """
+    """Guards against a traceback, hours before a misspelling is seen, contenders that vanish or decode otherwise."""
     file = tmp_path / "grid.yaml"
     file.write_text(yaml.safe_dump(grid, sort_keys=False))
     with pytest.raises(UserError, match=message) as raised:
@@ -473,37 +441,25 @@ def test_a_file_that_is_no_grid_is_named(text: str | bytes | None, tmp_path: Pat
 
 
 # ---------------------------------------------------------------------- the position law
-
-
 LAW = PositionLaw([1, 4, 16, 64], [1.0, 1.0, 2.0, 8.0])
 
 
-def test_prediction_follows_the_rows_that_are_left() -> None:
-    """Guards against a prediction as if all rows of a batch took as long as its longest."""
+def test_the_law_follows_rows_windows_and_batches() -> None:
+    """Guards against rows that all count as the longest, a choice that ignores the batch, large batches for free."""
     work = Work(emitted=10, row_forwards=[3, 1, 2], positions=3 * 4, prompt_positions=3 * 2)
     assert work.window == 4
     # Batch of two: the prompts (4 positions), then two steps of one row. Then one prompt (2 positions) and one step.
     assert predicted_seconds(LAW, work, 2) == pytest.approx((1 + 1 + 1) + (1 + 1))
     # All at once: the prompts (6 positions), a step of two rows (8 positions), a step of one.
     assert predicted_seconds(LAW, work, 3) == pytest.approx((1 + 1 / 6) + (1 + 1 / 3) + 1)
-
-
-def test_the_law_prefers_narrow_windows_for_large_batches() -> None:
-    """Guards against a choice that ignores the batch size."""
     narrow = Work(emitted=64, row_forwards=[9] * 8, positions=8 * 8 * 2, prompt_positions=8)
     wide = Work(emitted=64, row_forwards=[5] * 8, positions=8 * 4 * 8, prompt_positions=8)
     assert fastest(LAW, {"narrow": narrow, "wide": wide}, 1) == "wide"
     assert fastest(LAW, {"narrow": narrow, "wide": wide}, 8) == "narrow"
-
-
-def test_a_step_beyond_the_last_measured_takes_time_in_proportion() -> None:
-    """Guards against large batches that cost no more than the largest measured one."""
     assert LAW.seconds_at(128) == pytest.approx(16)
 
 
 # ---------------------------------------------------------------------- results
-
-
 def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> None:
     """Guards against exports that lose rows or fields, and against a failed row that hides a finished one."""
     file = Workspace(swept, "micro").store
@@ -555,6 +511,96 @@ SAYS = {"plan": "32 cells", "results": "speculative", "agree": "100.0% of", "tun
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_commands_around_the_sweep(name: str, swept: Path, wide_terminal: None) -> None:
     """Guards against commands that only their author has ever typed."""
-    done = CliRunner().invoke(app, COMMANDS[name](swept))
-    assert done.exit_code == 0, done.output
+    done = invoke(*COMMANDS[name](swept))
     assert SAYS[name] in done.output
+
+
+EAGER = Setting(Line.raced("ar", "", "ar"), 1.0, 0.0, 1.0)
+LINEAR = Setting(
+    Line.raced("linear", "", "mars-verified", layout="linear", block_size=5, threshold=0.5),
+    tokens_per_forward=2.0, points_lost=0.0, speed_up=1.4,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("raced", [1.3, 0.9])
+def test_nothing_is_recommended_that_raced_slower_than_ar(raced: float) -> None:
+    """Guards against advice that the tool has itself just disproved."""
+    advice = Advice([LINEAR, EAGER], LINEAR, Estimate(raced, Interval(raced - 0.1, raced + 0.1), 3))
+    said = advice.summary(4, 1.0)
+    if raced > 1:
+        assert advice.recommended is LINEAR
+        assert "--method mars-verified --layout linear --window 5 --threshold 0.5" in said and "raced 1.30" in said
+    else:
+        assert advice.recommended is EAGER
+        assert "--method ar" in said and "linear was expected to be 1.40 times as fast, and raced 0.90" in said
+
+
+@pytest.mark.parametrize("fixed", [False, True], ids=["eager", "fixed"])
+@pytest.mark.parametrize(
+    ("name", "mean"), [("mars", 1.79), ("mars-verified", 2.6), ("mars-verified", 4.0), ("mars", 1.0)]
+)
+def test_a_step_settles_as_much_as_was_said(name: str, mean: float, fixed: bool) -> None:
+    """Guards against random weights that accept nothing, or everything, where a trained model's acceptance is said."""
+    model, carried = llama(0), carried_of({"mean": mean}, 3)
+    method = carried_over(build_method(name, Options(mask_id=MASK)), draws_of(carried.rates, 1), torch.device("cpu"))
+    requests = [Request([4 + row, 5, 6], 300, 0.99 if name == "mars" else None, ignore_eos=True) for row in range(4)]
+    kind = (lambda *given, **more: Batch(*given, shapes=Steps(), **more)) if fixed else Batch
+    done = decode(model, method, requests, eos_id=-1, pad_id=PAD, kind=kind)
+    emitted, forwards = sum(one.emitted for one in done), sum(one.forwards for one in done)
+    assert 1 + sum(carried.rates) == pytest.approx(mean) and emitted / forwards == pytest.approx(mean, rel=0.06)
+    assert decode(model, method, requests, eos_id=-1, pad_id=PAD, kind=kind) == done, "the draw has a seed"
+
+
+def test_a_table_is_written_and_read(tmp_path: Path) -> None:
+    """Guards against tables that other suites cannot read, or we not theirs, numbers that no method has produced."""
+    file = write_table(tmp_path / "mars.yaml", "mars-7b", {3: 2.4, 1: 1.7})
+    assert yaml.safe_load(file.read_text()) == {"mars-7b": {"thinking_off": {1: 1.7, 3: 2.4}}}
+    assert sum(carried_of({"file": str(file)}, 3).rates) == pytest.approx(1.4)
+    (tmp_path / "theirs.yaml").write_text("their-model:\n  thinking_on: {3: '2.5', 1: 1.4}\n")
+    theirs = carried_of({"file": str(tmp_path / "theirs.yaml")}, 1)
+    assert theirs.rates == pytest.approx((0.4,)) and "theirs.yaml" in theirs.source
+    with pytest.raises(UserError, match="nothing for 2 drafts"):
+        carried_of({"file": str(file)}, 2)
+    with pytest.raises(UserError, match="cannot be carried over to 'ar'"):
+        carried_over(build_method("ar", Options()), [1], torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"mean": 5}, "cannot settle 5"), ({"mean": 0.5}, "cannot settle"), ({"rates": [0.9, 0.95, 0.1]}, "no rates"),
+        ({"rates": [0.9]}, "no rates of 3"), ({"mean": 2, "rates": [1]}, "not understood"), ("often", "not understood"),
+        ({"published": "chess"}, "no tokens per forward of chess"), ({"file": "/nowhere.yaml"}, "no table"),
+        ({"mean": 2, "scale": "7b"}, "not understood"),
+    ],
+)  # fmt: skip
+def test_what_is_not_understood_is_refused(said: Any, why: str) -> None:
+    """Guards against a grid whose mistake shows as a speed."""
+    with pytest.raises(UserError, match=why):
+        carried_of(said, 3)
+
+
+def test_a_grid_says_it_and_rows_tell(tmp_path: Path) -> None:
+    """Guards against a forced speed that goes for a measured one, or as a trained checkpoint's."""
+    grid = {
+        "batch_sizes": [1], "prompts": 6, "repeats": 2,
+        "contenders": [
+            {"method": "ar", "stage": "mars", "name": "ar"},
+            {"method": "mars", "stage": "mars", "threshold": 0.95, "acceptance": {"published": "gsm8k", "scale": "7b"}},
+        ],
+    }  # fmt: skip
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid))
+    plain, contender = read_grid(tmp_path / "grid.yaml").contenders
+    assert sum(contender.carried) == pytest.approx(0.79) and not contender.of_method
+    assert contender.shown["acceptance"] == (
+        "carried over from the paper's Table 4, gsm8k, 7b, B = 4, tau = 0.95"
+    )  # fmt: skip
+    assert "acceptance" not in contender.typed and "carried" not in plain.keyed and "carried" in contender.keyed
+    rows = [
+        SweepRow(
+            key, "done", "", "7b", contender=one.name, stage="mars", draft="", method=one.method, options=one.shown,
+            batch_size=1, benchmarks=[], prompts=0, max_new_tokens=9,
+        )
+        for key, one in (("a", plain), ("b", contender))
+    ]  # fmt: skip
+    assert [row.key for row in SweepCells.of(rows).rows] == ["a"], "no claim stands on it"

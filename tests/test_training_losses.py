@@ -1,7 +1,5 @@
 """Attention patterns and losses, held to the vectors recorded from the authors' code."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,16 +55,14 @@ def test_mars_loss_equals_the_golden_losses(
     assert loss.total.item() == pytest.approx((loss.mask + recorded["ar_weight"] * loss.ar).item(), rel=1e-5)
 
 
-def test_ar_loss_is_the_ar_term(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
-    """Guards against two definitions of the AR loss that drift apart."""
+def test_a_row_costs_the_same_in_any_batch_and_loss(
+    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
+) -> None:
+    """Guards against two definitions of the AR loss, and padding that leaks into a row's loss."""
     recorded, model = golden["losses"][3], golden_models["mars"]
     inputs = torch.tensor(recorded["input_ids"]), torch.tensor(recorded["labels"])
     term = mars_loss(model, *inputs, block_size=4, mask_token_id=MASK).ar
     assert ar_loss(model, *inputs).item() == pytest.approx(term.item(), rel=1e-5)
-
-
-def test_a_row_costs_the_same_in_any_batch(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
-    """Guards against padding that leaks into a row's loss."""
     recorded, model = golden["losses"][3], golden_models["mars"]
     ids, labels = torch.tensor(recorded["input_ids"]), torch.tensor(recorded["labels"])
     alone = [
@@ -90,8 +86,6 @@ def test_needs_noisy_copy_is_what_attention_says(response: list[bool], block_siz
 
 
 # ---- where paper and released code differ ----------------------------------------------------------------------------
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=24), st.integers(1, 8))
 def test_blocks_of_responses_by_counting(response: list[bool], block_size: int) -> None:
@@ -185,11 +179,7 @@ def test_every_mars_stage_learns_what_its_definition_says(
 
 @torch.inference_mode()
 def test_the_papers_alignment_is_what_decoding_asks(golden_models: dict[str, PreTrainedModel]) -> None:
-    """Guards against a training that the sliding window does not fit: block by block, as decoding predicts them.
-
-    At the start of every block of the response: the clean tokens so far and B - 1 masks in one plain causal forward,
-    candidate 0 from the last clean token, candidate j from mask j - 1.
-    """
+    """Guards against a training that the sliding window does not fit: block by block, as decoding predicts them."""
     model, (ids, labels), block_size = golden_models["mars"], turns(6, 13, 3), 4
     blocks = [range(6, 8), range(8, 12), range(12, 16), range(16, 19)]  # of the response, counted from the sequence
     nll = []
@@ -276,7 +266,7 @@ def test_block_diffusion_loss_equals_the_whole_layout(shifted: bool, golden_mode
 
 
 def test_medusa_loss_by_hand(golden_models: dict[str, PreTrainedModel]) -> None:
-    """Guards against a head that is taught the wrong token, prompt tokens in the loss, and a backbone that learns."""
+    """Guards against a head taught the wrong token, prompts in the loss, a backbone that learns, and noise."""
     backbone = golden_models["ar"]
     torch.manual_seed(0)
     heads = MedusaHeads(backbone.config.hidden_size)
@@ -306,10 +296,6 @@ def test_medusa_loss_by_hand(golden_models: dict[str, PreTrainedModel]) -> None:
     counts = [6, 4, 2]  # of labelled tokens that each head can guess
     measured = head_accuracy(heads, backbone, [{"input_ids": ids, "labels": labels}])
     assert list(measured.values()) == pytest.approx([hits / count for hits, count in zip(right, counts, strict=True)])
-
-
-def test_new_medusa_heads_say_what_the_model_says(golden_models: dict[str, PreTrainedModel]) -> None:
-    """Guards against heads that start out as noise, and against weights lost on the way to disk."""
     hidden = torch.randn(2, 3, golden_models["ar"].config.hidden_size)
     heads = MedusaHeads(hidden.shape[-1])
     assert torch.equal(heads(hidden), hidden.unsqueeze(2).expand(-1, -1, 3, -1))

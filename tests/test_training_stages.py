@@ -1,8 +1,11 @@
 """The training stages at micro scale: what tells them apart, their data, and training that is interrupted."""
 
-from __future__ import annotations
-
+import copy
 import gc
+import json
+import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,12 +14,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from test_scales import TALK, save_base, save_chat
+from torch import Tensor
+from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
 
 from marsbench.presets import Preset, preset
-from marsbench.running.training_cost import _memory
-from marsbench.training import records
+from marsbench.running import training_cost as training_speed_module
+from marsbench.running.training_cost import _memory, training_speed
+from marsbench.training import memory, records, trainer
 from marsbench.training.data import Collator, TrainingData, timestep_weights
+from marsbench.training.gated import GatedAdapter, gated_loss
+from marsbench.training.memory import Batch, Fitting, bytes_kept, pieces, row_sizes
+from marsbench.training.objectives import IGNORED, ar_loss, mars_loss
 from marsbench.training.records import TrainingRecord
 from marsbench.training.stages import STAGES, MarsVariant, recipe
 from marsbench.training.trainer import _Restart, rate_in_cycle, train
@@ -37,7 +46,6 @@ def trained(stage: str, folder: Path, parent: Path | None, until: Callable[[int]
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint to continue from."""
     return trained("base", tmp_path_factory.mktemp("start"), None)
 
 
@@ -78,17 +86,13 @@ def test_random_weights_are_the_same_after_a_resumption(start: Path, tmp_path: P
 
 
 def test_timestep_weights_are_those_of_uniform_timesteps() -> None:
-    """Guards against weights of another law, of another seed, or the same ones in every pass over the data."""
+    """Guards against weights of another law or seed, the same in every pass, or mixed up in a batch."""
     weights = torch.tensor(timestep_weights(20_000, seed=0))
     timesteps = 1 / weights
     assert timesteps.min() >= 1e-3 and timesteps.max() <= 1
     assert torch.histc(timesteps, 4, 0, 1) == pytest.approx(torch.full((4,), 5000.0), rel=0.05)
     assert timestep_weights(5, seed=0) == pytest.approx(weights[:5].tolist())
     assert timestep_weights(5, seed=1) != timestep_weights(5, seed=0)
-
-
-def test_a_weight_stays_with_its_place_in_the_order() -> None:
-    """Guards against weights that are mixed up in a batch, or that belong to a sequence in every pass."""
     sequence = {"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}
     data = TrainingData([sequence], [0, 0, 0], 9, [2.0, 3.0, 5.0])  # type: ignore[list-item]
     assert Collator(0, 2)([data[2], data[0], data[1]])["weight"].tolist() == [5.0, 2.0, 3.0]
@@ -105,7 +109,7 @@ def test_only_whole_blocks_are_filled_with_eos(block_size: int | None, filled: l
 
 
 def test_memory_of_a_step_counts_what_the_backward_pass_needs() -> None:
-    """Guards against storages counted twice or freed in between, and weights counted as activations."""
+    """Guards against storages counted twice or freed in between, weights as activations, memory that stays behind."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
 
     def loss(inputs: torch.Tensor) -> torch.Tensor:
@@ -115,10 +119,6 @@ def test_memory_of_a_step_counts_what_the_backward_pass_needs() -> None:
     weights = 4 * (3 * 5 + 5)
     saved = 4 * (7 * 3 + 7 * 5)  # the input of the linear map, and the output of tanh
     assert _memory(model, loss, {"inputs": torch.rand(7, 3)}) == 4 * weights + saved
-
-
-def test_counting_the_memory_of_a_step_holds_none() -> None:
-    """Guards against gigabytes that stay behind, and slow down whatever is timed later."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
 
     def tensors() -> int:
@@ -132,13 +132,19 @@ def test_counting_the_memory_of_a_step_holds_none() -> None:
 
 
 # ---- cycles ----
-
-
 def test_the_rate_rises_stays_and_falls_in_every_cycle() -> None:
-    """Guards against a rate that falls once, at the end of all cycles, or never comes to its peak."""
+    """Guards against a rate that falls once at the end or misses its peak, and moments of the last cycle's end."""
     for begun in (0, 12_000, 24_000):
         rates = [rate_in_cycle(begun + step, 12_000) for step in (0, 150, 300, 9_600, 10_800, 11_999)]
         assert rates == pytest.approx([0, 0.5, 1, 1, 0.5, 1 / 2_400])
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.AdamW([weight])
+    arguments, control = TrainingArguments(use_cpu=True), TrainerControl()
+    for step, moments in ((4, 1), (6, 0)):
+        weight.sum().backward()
+        optimizer.step()
+        _Restart(3).on_step_begin(arguments, TrainerState(global_step=step), control, optimizer=optimizer)
+        assert len(optimizer.state) == moments
 
 
 def in_cycles(steps: int) -> Preset:
@@ -166,13 +172,201 @@ def test_a_longer_base_begins_as_a_shorter_one(tmp_path: Path) -> None:
     assert short.key != long.key
 
 
-def test_a_cycle_begins_with_an_empty_optimizer() -> None:
-    """Guards against moments of the last cycle's end in a cycle that is to be a training of its own."""
-    weight = torch.nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.AdamW([weight])
-    arguments, control = TrainingArguments(use_cpu=True), TrainerControl()
-    for step, moments in ((4, 1), (6, 0)):
-        weight.sum().backward()
-        optimizer.step()
-        _Restart(3).on_step_begin(arguments, TrainerState(global_step=step), control, optimizer=optimizer)
-        assert len(optimizer.state) == moments
+MASK_ID = 3
+CPU = torch.device("cpu")
+GIB = 2**30
+
+
+def four_rows() -> Batch:
+    """Four sequences, shortest first: two turns, an end in mid-block, padding behind all but the last."""
+    torch.manual_seed(3)
+    ids = torch.randint(4, 900, (4, 23))
+    labels = torch.full_like(ids, IGNORED)
+    for row, (first, end) in enumerate([(3, 9), (5, 13), (2, 14), (8, 21)]):
+        labels[row, first:end] = ids[row, first:end]
+    labels[2, 6:9] = IGNORED
+    return {"input_ids": ids, "labels": labels, "weight": torch.tensor([1.0, 0.5, 2.0, 3.0])}
+
+
+def test_pieces_hold_all_rows_in_order_and_no_more_than_fits() -> None:
+    """Guards against rows lost, met twice or out of order, labels cut off, and padding that takes the room."""
+    whole = four_rows()
+    assert row_sizes(whole["labels"], noisy=True).tolist() == [9 + 6, 13 + 8, 14 + 9, 21 + 13]
+    cut = pieces(whole, 45, noisy=True)
+    assert [tuple(piece["labels"].shape) for piece in cut] == [(2, 13), (1, 14), (1, 21)]
+    assert torch.equal(torch.cat([piece["weight"] for piece in cut]), whole["weight"])
+    learned = [piece["labels"][piece["labels"] != IGNORED] for piece in cut]
+    assert torch.equal(torch.cat(learned), whole["labels"][whole["labels"] != IGNORED])
+    assert [len(piece["labels"]) for piece in pieces(whole, 1, noisy=True)] == [1, 1, 1, 1], "a row must go somehow"
+    assert [len(piece["labels"]) for piece in pieces(whole, 10_000, noisy=True)] == [4]
+
+
+@pytest.mark.parametrize("name", ["ar", "mars", "mars weighed, as the paper aligns it", "gated"])
+def test_pieces_teach_what_the_whole_batch_does(name: str, golden_models: dict[str, PreTrainedModel]) -> None:
+    """Guards against a piece that counts for more than its rows, a loss that sees what was cut, and other draws."""
+    model, whole = copy.deepcopy(golden_models["mars"]).train(), four_rows()
+    weight = whole.pop("weight")
+    learner: torch.nn.Module = model
+    if name == "gated":
+        learner = GatedAdapter(model.requires_grad_(False), 2)
+        torch.nn.init.normal_(learner.ups[0])  # type: ignore[arg-type]
+    if "weighed" in name:
+        whole["weight"] = weight
+
+    def loss(part: Batch) -> Tensor:
+        if name == "ar":
+            return ar_loss(model, **part)
+        if name == "gated":
+            return gated_loss(learner, **part, model=model, block_size=4, mask_token_id=MASK_ID)
+        alignment: Any = "paper" if "paper" in name else "released"
+        return mars_loss(model, **part, block_size=4, mask_token_id=MASK_ID, alignment=alignment).total
+
+    def learned(parts: list[Batch]) -> tuple[float, list[Tensor]]:
+        learner.zero_grad()
+        torch.manual_seed(7)
+        losses = [loss(part) * (len(part["labels"]) / 4) for part in parts]
+        for one in losses:
+            one.backward()  # type: ignore[no-untyped-call]
+        return sum(one.item() for one in losses), [p.grad.clone() for p in learner.parameters() if p.grad is not None]
+
+    at_once, gradients = learned([whole])
+    in_pieces, found = learned(pieces(whole, 45, noisy=name != "ar"))
+    assert in_pieces == pytest.approx(at_once, rel=1e-5)
+    assert len(gradients) > 2
+    for ours, theirs in zip(found, gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
+
+
+def test_what_fits_is_measured(
+    golden_models: dict[str, PreTrainedModel], scale: Preset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against more at once than there is room for, a limit that nobody heeds, and numbers drawn on the way."""
+    model = copy.deepcopy(golden_models["ar"]).train()
+    monkeypatch.setattr("marsbench.training.memory.resident", lambda _: 2 * GIB)
+
+    fitting = Fitting(recipe(scale, "ar_sft"), CPU)
+    fitting.longest = 64
+
+    def fits(free: int, limit: int | None) -> int:
+        fitting.limit = limit
+        monkeypatch.setattr("marsbench.training.memory.at_hand", lambda _: free)
+        loss = lambda **given: ar_loss(model, **given)  # noqa: E731
+        return fitting.room(loss, [*model.parameters()])
+
+    before = torch.get_rng_state()
+    most = fits(4 * GIB, None)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert fits(64 * GIB, 6 * GIB) == most == fits(4 * GIB, 64 * GIB)
+    ids = torch.ones(4, 64, dtype=torch.long)
+    each = bytes_kept(lambda: ar_loss(model, ids, ids), model.parameters()) / ids.numel()
+    assert GIB < most * each < 3 * GIB
+    assert fits(64 * GIB, 2 * GIB) == 1, "without room, one row at a time"
+
+
+KEEPING = """
+import torch
+from marsbench.training.memory import give_back_freed_memory, keep_freed_memory, resident
+cpu = torch.device("cpu")
+keep_freed_memory()
+tensors = [torch.ones(2**20) for _ in range(100)]
+last, full = tensors[-1], resident(cpu)
+del tensors
+kept = resident(cpu)
+give_back_freed_memory()
+print(full - kept, kept - resident(cpu), float(last.sum()))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator keeps what it likes")
+def test_freed_memory_is_kept_until_it_is_given_back() -> None:
+    """Guards against a process that grows from step to step by gaps that no tensor fits in, below one that lives."""
+    done = subprocess.run([sys.executable, "-c", KEEPING], capture_output=True, text=True, check=True)
+    gone, given_back, whole = map(float, done.stdout.split())
+    assert gone < 100 * 2**20 < 300 * 2**20 < given_back and whole == 2**20
+
+
+@pytest.mark.parametrize(("held", "times"), [(4, 0), (7, 1)])
+def test_a_process_near_its_limit_makes_room(
+    held: float, times: int, scale: Preset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a limit that only the first step keeps to, and memory fetched anew in every step."""
+    given: list[None] = []
+    monkeypatch.setattr(memory, "resident", lambda device: int(held * GIB))
+    monkeypatch.setattr(memory, "give_back_freed_memory", lambda: given.append(None))
+    fitting = Fitting(recipe(scale, "base_mars"), CPU)
+    fitting.limit = 8 * GIB
+    fitting.make_room()
+    assert len(given) == times
+
+
+def test_a_containers_limit_counts(tmp_path: Path) -> None:
+    """Guards against the memory of a whole machine, of which a container may take a part."""
+    for name, text in (
+        ("memory.max", "1000\n"),
+        ("memory.current", "700"),
+        ("memory.stat", "file 9\ninactive_file 50"),
+    ):
+        (tmp_path / name).write_text(text)
+    assert memory._left_in_container(tmp_path) == 350
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._left_in_container(tmp_path) is None is memory._left_in_container(tmp_path / "nowhere")
+
+
+# ---- whole trainings ----
+@pytest.fixture(scope="module")
+def scale(tmp_path_factory: pytest.TempPathFactory) -> Preset:
+    """Scale 135m with a base of toy size."""
+    folder = tmp_path_factory.mktemp("scale")
+    base = save_base(folder / "base", spare_rows=5)
+    data = save_chat(folder / "chat.jsonl", *[TALK, TALK[1:3], TALK[:3]] * 5)
+    return preset("135m").adapted(base=str(base), chat_data=str(data), steps=8, batch_size=6)
+
+
+def mars_trained(scale: Preset, folder: Path, until: int | None = None) -> TrainingRecord | None:
+    """A training of stage mars from the base; interrupted at a step."""
+    chosen = recipe(scale, "mars")
+
+    def stop(step: int, *_: Any) -> None:
+        if step == until:
+            raise KeyboardInterrupt
+
+    try:
+        train(chosen, folder / chosen.name, None, stop, lambda line: None)
+    except KeyboardInterrupt:
+        return None
+    return records.finished(folder / chosen.name)
+
+
+def test_a_training_in_pieces_learns_the_same_and_resumes_so(
+    scale: Preset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against losses, or weights after a resumption, that depend on how much memory was free."""
+    records = {}
+    for most in (10_000, 150, None):
+        monkeypatch.setattr(Fitting, "room", lambda *_, most=most, **__: most)
+        monkeypatch.setattr(trainer, "at_hand", lambda _, most=most: most)
+        found = mars_trained(scale, tmp_path / str(most))
+        assert found is not None and found.steps == 8
+        assert found.provenance.get("entries_at_once") == most
+        records[most] = found.losses
+    assert records[150] == pytest.approx(records[10_000], rel=1e-2)  # bf16, where the CPU has it
+    assert records[None] == pytest.approx(records[10_000], rel=1e-2)
+    monkeypatch.undo()
+    monkeypatch.setattr(Fitting, "room", lambda *_, **__: 150)
+    whole = mars_trained(scale, tmp_path / "whole")
+    assert mars_trained(scale, tmp_path / "cut", until=5) is None
+    (state,) = (tmp_path / "cut").glob("*.partial/checkpoint-4/resumable.json")
+    assert json.loads(state.read_text())["entries_at_once"] == 150
+    monkeypatch.setattr(Fitting, "room", lambda *_, **__: 10_000)
+    resumed = mars_trained(scale, tmp_path / "cut")
+    assert whole is not None and resumed is not None
+    assert (resumed.weights, resumed.losses) == (whole.weights, whole.losses)
+
+
+# ---- how fast it is ----
+def test_the_speed_of_a_training_is_that_of_its_own_steps(scale: Preset) -> None:
+    """Guards against steps that are counted but not timed, tokens of other steps, and a peak without the training."""
+    found = training_speed(recipe(scale, training_speed_module.STAGES[0]), steps=2)
+    assert found.stage == "ar_sft" and len(found.tokens) == len(found.seconds) == 2
+    assert all(count >= 6 * 20 for count in found.tokens) and all(took > 0 for took in found.seconds)
+    assert found.peak_bytes is None or found.peak_bytes > GIB / 8

@@ -1,46 +1,46 @@
 """The pages on the whole paper, from made-up rows of several seeds and scales; and the command that makes all pages."""
 
-from __future__ import annotations
-
+import json
 import re
+import shutil
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, fields, replace
+from math import isclose
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
 import pytest
-from made_up import PAGES, PROVENANCE, answered, sweep_row
+from made_up import PAGES, PROVENANCE, answered, publish, sweep_row
 from scipy import stats
-from stored import publish
-from typer.testing import CliRunner
+from tools import invoke
 
-from marsbench.cli import app
+from marsbench.errors import UserError
 from marsbench.findings.cells import columns, latest_cells
-from marsbench.findings.claims import Claim, Finding, judge_all
+from marsbench.findings.claims import ABSTRACT, Claim, Finding, judge_all
 from marsbench.findings.collection import collect
 from marsbench.findings.seeds import pooled
 from marsbench.overview import reproduction
+from marsbench.overview.front_door import BEGIN, END
 from marsbench.overview.pages import EXPLORE, whole_paper, write_whole_paper
 from marsbench.overview.work import executor_of
+from marsbench.paper import REFERENCE, Published, published
 from marsbench.presets import preset
+from marsbench.rendering.sessions import SESSIONS
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
-from marsbench.studies import claims, pages, studies, studies_of_paper
+from marsbench.studies import claims, items, pages, studies, studies_of_paper, study_of
 from marsbench.studies.discrepancies import PLAN, effect
 from marsbench.studies.study import Study, TablePage
 from marsbench.studies.table2 import STUDY as TABLE2
 
 QUESTIONS = 40
 MATCHES = TABLE2.claims[0]  # MARS is at least as accurate as AR SFT, less two points
-HELD_BY = {  # what the paper numbers without a page of its own -> the page that holds it
-    "table5": "speedup",
-    "table6": "speedup",
-    "figure3": "table8",
-    "appendix-a": "table2",
-}
+# What the paper numbers without a page of its own -> the page that holds it.
+HELD_BY = {"table5": "speedup", "table6": "speedup", "figure3": "table8", "appendix-a": "table2"}
 
 
 def evaluation_rows(page: TablePage, seed: int = 0) -> Iterator[EvaluationRow]:
@@ -58,35 +58,25 @@ def rows_of_seeds(count: int) -> list[list[Row]]:
 
 
 # ---- several seeds --------------------------------------------------------------------------------------------------
-
-
 def test_seeds_are_pooled_question_by_question() -> None:
-    """Guards against questions of one seed beside those of another, and against counts that are averaged."""
+    """Guards against questions of one seed beside another's, averaged counts, and two seeds that pass for three."""
     seeds = rows_of_seeds(3)
-    found = latest_cells(pooled(seeds))["mars", "bbh"]
-    alone = [latest_cells(rows)["mars", "bbh"] for rows in seeds]
-    assert found.correct == pytest.approx(
-        [mean(values) for values in zip(*[row.correct for row in alone], strict=True)]
-    )
-    assert found.emitted == [sum(values) for values in zip(*[row.emitted for row in alone], strict=True)]
-    assert found.forwards == [sum(values) for values in zip(*[row.forwards for row in alone], strict=True)]
-
-
-def test_what_a_seed_lacks_is_not_pooled() -> None:
-    """Guards against a cell of two seeds that passes for one of three."""
-    first, second = rows_of_seeds(2)
+    found, *alone = (latest_cells(rows)["mars", "bbh"] for rows in (pooled(seeds), *seeds))
+    for name, put_together in (("correct", mean), ("emitted", sum), ("forwards", sum)):
+        each = zip(*[getattr(row, name) for row in alone], strict=True)
+        assert getattr(found, name) == pytest.approx([put_together(values) for values in each])
 
     def change(row: Row) -> Row:
         assert isinstance(row, EvaluationRow)
         shorter = {"correct": row.correct[1:], "emitted": row.emitted[1:], "forwards": row.forwards[1:]}
         return {"mars": replace(row, status="skipped"), "base": replace(row, **shorter)}.get(row.arm, row)  # type: ignore[arg-type]
 
-    cells = latest_cells(pooled([first, [change(row) for row in second]]))
+    cells = latest_cells(pooled([seeds[0], [change(row) for row in seeds[1]]]))
     assert {arm for arm, _ in cells} == {arm.name for arm in TABLE2.plan.lines} - {"mars", "base"}
 
 
 def test_a_claim_over_seeds_by_hand() -> None:
-    """Guards against an interval without training noise, a value that is not the seeds' mean, and a lost verdict."""
+    """Guards against an interval without training noise or beyond what accuracies differ by, and a lost verdict."""
     seeds = rows_of_seeds(3)
     values = [found.estimate.value for rows in seeds if (found := MATCHES.of(rows)).estimate]
     together, questions = MATCHES.over(seeds), MATCHES.of(pooled(seeds))
@@ -97,18 +87,6 @@ def test_a_claim_over_seeds_by_hand() -> None:
     assert together.estimate.interval.low == pytest.approx(together.estimate.value - (below**2 + training**2) ** 0.5)
     assert together.seeds == 3 and together.p is not None
     assert together.verdict == MATCHES.bound.verdict(together.estimate.interval)
-
-
-def with_mars(seed: int, right: int) -> list[Row]:
-    """Rows of a seed in which MARS has so many questions of every benchmark right, and AR SFT none."""
-    correct = {"mars": [1.0] * right + [0.0] * (QUESTIONS - right), "ar_sft": [0.0] * QUESTIONS}
-    return [replace(row, correct=correct.get(row.arm, row.correct)) for row in evaluation_rows(TABLE2, seed)]
-
-
-def test_scatter_between_seeds_can_undo_a_verdict() -> None:
-    """Guards against a verdict that is still that of the questions alone, an interval beyond what two accuracies can
-    differ by, and one that is cut at the wrong end.
-    """
     even, uneven, far = (
         MATCHES.over([with_mars(seed, right) for seed, right in enumerate(rights)])
         for rights in ((20, 20, 20), (2, 20, 38), (QUESTIONS, QUESTIONS, QUESTIONS // 2))
@@ -117,24 +95,23 @@ def test_scatter_between_seeds_can_undo_a_verdict() -> None:
     assert far.estimate and far.estimate.interval.high == 100.0 and far.estimate.interval.low > -100.0
 
 
+def with_mars(seed: int, right: int) -> list[Row]:
+    """Rows of a seed in which MARS has so many questions of every benchmark right, and AR SFT none."""
+    correct = {"mars": [1.0] * right + [0.0] * (QUESTIONS - right), "ar_sft": [0.0] * QUESTIONS}
+    return [replace(row, correct=correct.get(row.arm, row.correct)) for row in evaluation_rows(TABLE2, seed)]
+
+
 def test_one_seed_is_judged_as_on_its_page() -> None:
-    """Guards against a second kind of interval for what was trained once."""
-    (rows,) = rows_of_seeds(1)
-    assert MATCHES.over([rows]) == replace(MATCHES.of(rows), p=MATCHES.over([rows]).p)
-    assert MATCHES.over([]) == Finding(MATCHES) and MATCHES.over([[]]) == MATCHES.of([])
-
-
-def test_an_unfinished_seed_does_not_count() -> None:
-    """Guards against seeds that are compared on different benchmarks."""
+    """Guards against a second kind of interval for what was trained once, and seeds compared on other benchmarks."""
     first, second = rows_of_seeds(2)
-    partly = [row for row in second if isinstance(row, EvaluationRow) and row.benchmark != "mini_gpqa"]
     alone = MATCHES.over([first])
-    assert MATCHES.over([first, partly]) == MATCHES.over([partly, first]) == alone and alone.seeds == 1
+    assert alone == replace(MATCHES.of(first), p=alone.p) and alone.seeds == 1
+    assert MATCHES.over([]) == Finding(MATCHES) and MATCHES.over([[]]) == MATCHES.of([])
+    partly = [row for row in second if isinstance(row, EvaluationRow) and row.benchmark != "mini_gpqa"]
+    assert MATCHES.over([first, partly]) == MATCHES.over([partly, first]) == alone
 
 
 # ---- claims on speed and training -----------------------------------------------------------------------------------
-
-
 def sweep(speeds: Mapping[int, Mapping[int, float]], target: float = 1.2, forwards: int = 3) -> list[Row]:
     """Batch size -> B_cache -> how many times as fast as `ar`; and a MARS target against an AR target."""
     rows: list[Row] = [
@@ -212,9 +189,7 @@ def parameters(of_mars: int) -> list[Row]:
 
 
 def test_claims_on_training() -> None:
-    """Guards against a bound on one side only, as far more than twice is not about twice; one slow step that sets the
-    pace of all seeds, a value that none of them has; and a MARS with a parameter more that passes for the same model.
-    """
+    """Guards against a bound on one side only, one slow step that sets the pace of all seeds, and a larger MARS."""
     verdicts = [claim("costs about twice").of(steps(ratio)).verdict for ratio in (2.0, 1.2, 3.0)]
     assert verdicts == ["holds", "does not hold", "does not hold"]
     assert [claim("adds no parameters").of(parameters(n)).verdict for n in (1000, 1001)] == ["holds", "does not hold"]
@@ -225,21 +200,8 @@ def test_claims_on_training() -> None:
 
 
 # ---- the pages ------------------------------------------------------------------------------------------------------
-
-
 def index_of(root: Path) -> str:
     return next(text for path, text in whole_paper(root, "mini").items() if path.name == "index.md")
-
-
-def test_a_line_is_the_same_line_on_every_page() -> None:
-    """Guards against rows that one page lends another and that are of something else."""
-    found: dict[str, set[str]] = {}
-    for plan in [plan for query in pages().values() for plan in query.plans]:
-        for arm in plan.lines:
-            found.setdefault(arm.name, set()).add(
-                f"{arm.trained} {arm.draft} {arm.method} {sorted(arm.options.items())}"
-            )
-    assert {name: kinds for name, kinds in found.items() if len(kinds) > 1} == {}
 
 
 def test_a_seed_counts_wherever_its_lines_were_measured(tmp_path: Path) -> None:
@@ -250,8 +212,7 @@ def test_a_seed_counts_wherever_its_lines_were_measured(tmp_path: Path) -> None:
     publish(tmp_path, [*evaluation_rows(table3, 0)], "discrepancies")
     (collection,) = collect(tmp_path, "mini", pages())
     seeds = collection.shown_with("discrepancies", 0)
-    pair = "mars_no_sft_b4", "mars_no_sft_released_b4"
-    found = effect(seeds, *pair)
+    found = effect(seeds, "mars_no_sft_b4", "mars_no_sft_released_b4")
     assert found and found[0].seeds == 3
     assert {row.arm for row in seeds[1] if isinstance(row, EvaluationRow)} <= {arm.name for arm in PLAN.lines}
     assert list(collection.shown_with("discrepancies", 2)) == [2, 0, 1]
@@ -262,18 +223,8 @@ def test_only_the_papers_ablation_stands_beside_its_numbers(page: TablePage) -> 
     """Guards against the clean ablation held against a number that the authors' 1/t weights made too."""
     ablations = [arm for arm in page.plan.lines if arm.published == "mars_no_sft"]
     assert {arm.stage for arm in ablations} <= {"mars_no_sft_released"}
-    for one in page.claims:
-        clean = {arm.name for arm in page.plan.lines if arm.stage == "mars_no_sft"}
-        assert clean.isdisjoint(one.lines) or one.published("0.5b") is None
-
-
-@pytest.mark.parametrize(("stage", "said"), [("mars", False), ("mars_2x", True)])
-def test_pages_say_which_checkpoint_the_sweep_decodes(stage: str, said: bool, tmp_path: Path) -> None:
-    """Guards against speeds of a model trained longer that pass for those of the tables' model."""
-    publish(tmp_path, [replace(sweep_row("ar", "ar", 4, [1.0, 1.0]), stage=stage)], "speedup")
-    assert (
-        "speculative decoding are about `mars_2x` (MARS, trained twice as long as `mars`)" in index_of(tmp_path)
-    ) == said
+    clean = {arm.name for arm in page.plan.lines if arm.stage == "mars_no_sft"}
+    assert all(clean.isdisjoint(one.lines) or one.published("0.5b") is None for one in page.claims)
 
 
 def test_scales_of_tests_have_pages_of_their_own(tmp_path: Path) -> None:
@@ -305,14 +256,11 @@ def test_nothing_undefined_is_printed(change: Callable[[EvaluationRow], Evaluati
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("brief_training")
 def test_the_whole_paper_with_one_command(tmp_path: Path) -> None:
     """Guards against a page that is left out, one failure that takes the others with it, and a failure in silence."""
     few = ["--benchmarks", "mini_bbh", "--limit", "1", "--quick"]  # Table 8 and Figure 6 do not ask mini_bbh
-    done = CliRunner().invoke(app, ["reproduce", "all", "--scale", "micro", "--output", str(tmp_path), *few])
-    assert done.exit_code == 2, done.output
+    done = invoke("reproduce", "all", "--scale", "micro", "--output", str(tmp_path), *few, code=2)
     assert "page 3 of" in done.output and "Table 8 asks none of mini_bbh" in done.output
     (named,) = re.findall(r"\d of \d+ pages could not be made: ([\w, ]+)", done.output)
     failed = set(named.split(", "))
@@ -345,3 +293,121 @@ def test_what_the_paper_numbers_is_made_by_its_number(
     run = Run(preset("micro"), Workspace(tmp_path, "micro"))
     written = reproduction.reproduce_page(name, run, executor_of(run, jobs=1))
     assert {*made} == {page} and written == tmp_path / "reports" / "micro" / f"{page}.md"
+
+
+def test_the_registry_is_the_papers() -> None:
+    """Guards against tables out of order or not found, claims left out, and a line that is another elsewhere."""
+    keys = [item.key for item in items()]
+    tables = [f"table{number}" for number in (2, 3, 4, 5, 6, 8, 9)]
+    figures = [f"figure{number}" for number in (1, 3, 6)]
+    assert keys == [
+        *tables, *figures, "appendix-a", "regime", "discrepancies", "gains", "lengths", "adapter", "curves", "map",
+        "rivals", "speedup", "serving", "real-model",
+    ]  # fmt: skip
+    assert [session.makes for session in SESSIONS.values()] == keys, "each has a session that README can show"
+    assert [key for key in studies() if key in keys] == [key for key in keys if key in studies()]
+    for key, study in studies().items():
+        assert study.key == key and study.asks and study.name
+        assert study.is_made or study.on
+    for item in items():
+        assert SESSIONS[item.session].makes == item.key and SESSIONS[item.session].words
+    assert [study_of(name).key for name in ("table5", "figure3", "appendix-a", "table2")] == [
+        "speedup", "table8", "table2", "table2",
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="table99"):
+        study_of("table99")
+    sections = {item.section for item in items()}
+    for study in studies().values():
+        for claim in (*study.more_claims, *study.claims):
+            assert claim.page == study.key
+            assert claim.section in sections or claim.section is ABSTRACT
+            assert claim.name or claim.section is None, "pages find the paper's claims by their names"
+    every = [arm for query in pages().values() for plan in query.plans for arm in plan.lines]
+    kinds = {(arm.name, f"{arm.trained} {arm.draft} {arm.method} {sorted(arm.options.items())}") for arm in every}
+    assert len(kinds) == len({name for name, _ in kinds})
+
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_only_a_readme_with_the_marks_is_written(tmp_path: Path) -> None:
+    """Guards against a user's own README overwritten, and one that changes when another scale is measured."""
+    shutil.copytree(ROOT / "results" / "mini", tmp_path / "results" / "mini", ignore=shutil.ignore_patterns("seed*"))
+    readme = tmp_path / "README.md"
+    assert readme not in whole_paper(tmp_path, "mini")
+    readme.write_text("# Mine\n")
+    assert readme not in whole_paper(tmp_path, "mini")
+    readme.write_text(f"# Mine\n\n{BEGIN}\nstale numbers\n{END}\n\nThe rest.\n")
+    assert readme not in whole_paper(tmp_path, "micro")
+    write_whole_paper(tmp_path, "mini")
+    text = readme.read_text()
+    assert text.startswith("# Mine\n") and text.endswith("\n\nThe rest.\n") and "stale numbers" not in text
+    assert "5 seeds" not in text
+
+
+ROWS_PER_TABLE = {"2": 63, "3": 77, "4": 84, "5": 81, "6": 15, "8": 252, "9": 24, "A": 4}
+BENCHMARKS = {"ifeval", "bbh", "mmlu_pro", "gpqa", "gsm8k", "humaneval"}
+METRICS = {
+    "accuracy",
+    "accuracy_delta",
+    "seconds",
+    "speedup",
+    "tokens_per_forward",
+    "tokens_per_second",
+    "tokens_per_target_forward",
+    "train_h200_hours",
+}
+# Table 9 states tokens per forward as averages only, so nothing can be averaged again.
+AVERAGES_WITHOUT_PARTS = {("9", "ar_sft_5ep", 1.0), ("9", "jacobi", 1.07), ("9", "mars", 1.46)}
+
+RAW_ROWS: list[dict[str, Any]] = [json.loads(line) for line in REFERENCE.read_text().splitlines()]
+ALL_ROWS = [row for table in ROWS_PER_TABLE for row in published(table)]
+
+
+def test_every_published_number_is_there_once() -> None:
+    """Guards against lost or doubled lines, two values of a cell, misspelt fields, and mistyped values."""
+    assert Counter(row["table"] for row in RAW_ROWS) == ROWS_PER_TABLE
+    assert len(RAW_ROWS) == len(ALL_ROWS) == len({astuple(replace(row, value=0.0)) for row in ALL_ROWS}) == 600
+    for line, row in enumerate(RAW_ROWS, start=1):
+        assert row.keys() <= {field.name for field in fields(Published)}, line
+        assert row["scale"] in {"0.5b", "7b"}, line
+        assert row["metric"] in METRICS, line
+        assert row.get("benchmark") in BENCHMARKS | {"average"} or row["table"] == "A", line
+        assert row.get("block_size") in {None, 4, 8, 16}, line
+        assert row.get("threshold") in {None, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0}, line
+        assert 0 <= row["value"] <= (100 if row["metric"] == "accuracy" else 1000), line
+    groups: dict[tuple[Any, ...], dict[str | None, float]] = defaultdict(dict)
+    for row in ALL_ROWS:
+        groups[astuple(replace(row, value=0.0, benchmark=None))][row.benchmark] = row.value
+    averaged = {cell: values for cell, values in groups.items() if "average" in values}
+    assert len(averaged) == 38
+    partless = {(cell[0], cell[2], values["average"]) for cell, values in averaged.items() if len(values) == 1}
+    assert partless == AVERAGES_WITHOUT_PARTS
+    for cell, values in averaged.items():
+        if len(values) > 1:
+            mean = sum(values[benchmark] for benchmark in BENCHMARKS) / len(BENCHMARKS)
+            rounding = 0.005 if "tokens_per_forward" in cell else 0.05  # two printed decimals, or one
+            assert isclose(mean, values["average"], abs_tol=rounding + 1e-9), cell
+
+
+@pytest.mark.parametrize("benchmark", sorted(BENCHMARKS))
+def test_tables_agree_on_the_checkpoint_that_they_share(benchmark: str) -> None:
+    """Guards against a value copied wrongly into one of the three tables that print the 0.5B AR SFT model."""
+    cells = [
+        row.value
+        for table in ("2", "3", "9")
+        for row in published(table, scale="0.5b", method="ar_sft_5ep", benchmark=benchmark, metric="accuracy")
+    ]
+    assert len(cells) == 3
+    assert len(set(cells)) == 1
+
+
+def test_filters_narrow_to_the_cell() -> None:
+    """Guards against filters that are ignored, and a misspelt name that looks like "the paper has no such number"."""
+    (cell,) = published("2", scale="0.5b", method="base", benchmark="ifeval")
+    assert cell == Published("2", "0.5b", "base", "accuracy", 27.8, "ifeval", block_size=None, threshold=1.0)
+    assert published("2", scale="0.5b", method="jacobi") == []
+    with pytest.raises(UserError, match="choose one of: 2, 3, 4"):
+        published("7")
+    with pytest.raises(TypeError, match="blocksize"):
+        published("2", blocksize=4)

@@ -1,13 +1,12 @@
 """The graph of work and who carries it out on one machine: order, bound, failures, lost processes, the same rows."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +15,10 @@ from typing import Any
 
 import psutil
 import pytest
+from filelock import FileLock
 from safetensors.torch import load_file
 from small_work import count_and_die, do, fail, is_there, its_number, nothing, sleep_long, stay
+from tools import invoke
 from typer.testing import CliRunner
 
 from marsbench.cli import app
@@ -26,7 +27,7 @@ from marsbench.executors import local
 from marsbench.executors.display import Display
 from marsbench.executors.local import Local
 from marsbench.executors.tasks import Ended, Executor, Order, Task, log_of, perform, read_state
-from marsbench.line import Line
+from marsbench.line import Line, TrainedStage
 from marsbench.overview import PRELOAD, reproduction
 from marsbench.overview.work import PageTask, carry_out, executor_of, tasks_of
 from marsbench.paths import PACKAGE
@@ -41,6 +42,7 @@ from marsbench.running.graph import AnswerTask, Known, Made, RunTask, TrainTask,
 from marsbench.running.run import Run
 from marsbench.studies import studies, study_of
 from marsbench.training import checkpoints, records
+from marsbench.training.records import finished
 from marsbench.training.stages import Recipe, recipe
 
 TIMES = ("seconds", "provenance")  # of a row; what may differ from run to run
@@ -48,8 +50,6 @@ PARENTS = {"base": None, "sft": "base", "draft": None, "mars": "sft", "medusa": 
 
 
 # ---- the graph ------------------------------------------------------------------------------------------------------
-
-
 def whole(scale: str = "mini", *, workers: int = 2, **more: Any) -> dict[str, RunTask]:
     """What the whole paper takes from nothing at a scale."""
     chosen = more.pop("preset", preset(scale))
@@ -88,21 +88,16 @@ def test_every_piece_comes_after_all_that_it_needs(scale: str) -> None:
 
 
 def of_answers(task: RunTask) -> set[str]:
-    """The places of a task's cells."""
     return {one.place for one in task.cells} if isinstance(task, AnswerTask) else set()
 
 
-def test_what_tables_share_is_done_once() -> None:
-    """Guards against a cell that two tables ask being answered twice, and one that nobody answers."""
+def test_what_tables_share_is_done_once_and_evenly() -> None:
+    """Guards against a shared cell answered twice or never, 64 GPUs that wait for one, and tasks of seconds."""
     tasks = whole()
     places = [one.place for task in tasks.values() if isinstance(task, AnswerTask) for one in task.cells]
     plans = [plan for study in studies().values() if study.in_paper for plan in study.plans]
     assert len(places) == len({*places})
     assert {*places} == {one.place for one in graph.cells_of(plans, Known(preset("mini")))}
-
-
-def test_answers_are_shared_out_evenly() -> None:
-    """Guards against 64 GPUs that wait for the one that answers MMLU-Pro alone, and against tasks of seconds."""
     few, many = whole("7b", workers=2), whole("7b", workers=64)
     parts = {task.shard[1] for task in many.values() if isinstance(task, AnswerTask)}
     assert max(parts) > 4 and {task.shard for task in few.values() if isinstance(task, AnswerTask)} == {(1, 1)}
@@ -112,15 +107,12 @@ def test_answers_are_shared_out_evenly() -> None:
 
 
 # ---- the order of tasks ---------------------------------------------------------------------------------------------
-
-
 def children(parents: Mapping[str, str | None], **more: Any) -> list[Task]:
-    """A task per name."""
     return [do(name, nothing, Path(), *([before] if before else []), **more) for name, before in parents.items()]
 
 
 def test_parents_come_first_and_the_longest_way_does() -> None:
-    """Guards against a stage that starts from an unfinished one, and a long chain that is begun last."""
+    """Guards against a stage from an unfinished one, a long chain begun last, and waiting for what is there already."""
     order = Order([replace(task, seconds=5.0 if task.name == "draft" else 3.0) for task in children(PARENTS)])
     done = []
     while order:
@@ -130,17 +122,11 @@ def test_parents_come_first_and_the_longest_way_does() -> None:
         order.end(Ended(task.name, task.name, None, "", 0.0))
         done.append(task.name)
     assert done[:2] == ["base", "sft"] and sorted(done) == sorted(PARENTS)
-
-
-def test_a_predecessor_that_is_not_to_be_done_is_done() -> None:
-    """Guards against waiting for ever for a checkpoint that was there already."""
     order = Order(children({"mars": "sft", "medusa": "sft"}))
     assert [task.name for task in order.ready] == ["mars", "medusa"] and order.made(order.ready[0]) == [None]
 
 
 # ---- processes on this machine --------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def two(tmp_path: Path) -> Local:
     """Two processes, forked off one that has imported everything already: one for all tests."""
@@ -210,7 +196,6 @@ def wait_for(file: Path, patience: float = 60.0) -> str:
 
 
 def assert_ends(process: int) -> None:
-    """Soon."""
     until = time.monotonic() + 20
     while psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until, "it works on"
@@ -254,8 +239,6 @@ def test_processes_end_with_their_driver(by: signal.Signals, tmp_path: Path) -> 
 
 
 # ---- what a process says --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Step7(Task):
     """Work that says how far it is."""
@@ -284,7 +267,8 @@ def test_the_display_puts_all_together(tmp_path: Path) -> None:
     """Guards against tokens of one process only, tasks counted twice, and a time left that forgets what runs."""
     display = Display(Reporter(), [do(name, nothing, tmp_path, seconds=10.0) for name in "abcd"], tmp_path)
     half = {name: Step("", 1, 2, 40.0) for name in "bc"}
-    perform(LeavesState(name="a", title="", logs=tmp_path), [], tmp_path)
+    leaves = do("a", lambda folder, made: shutil.copy(folder / "a.state", folder / "b.state"), tmp_path)
+    perform(leaves, [], tmp_path)
     with display:
         assert not [*tmp_path.glob("*.state")], "what a killed run has left passes for running"
     display._begun -= 100
@@ -293,22 +277,7 @@ def test_the_display_puts_all_together(tmp_path: Path) -> None:
     assert display._note(half) == "2 running, 1 waiting, 80 tokens/s, about 2 min left"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LeavesState(Task):
-    """Work that leaves a state behind, as a killed process does."""
-
-    logs: Path
-
-    def run(self, made: Sequence[Any], reporter: Reporter) -> Any:
-        shutil.copy(self.logs / "a.state", self.logs / "b.state")
-
-    def failed(self, error: UserError) -> Any:
-        raise error
-
-
 # ---- the work of a run ----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class Measuring(RunTask):
     """Work that measures a row, and dies then if it is told to."""
@@ -367,10 +336,7 @@ def comparable(rows: Sequence[Row]) -> list[dict[str, object]]:
 def test_a_page_made_of_pieces_is_the_page(
     tmp_path: Path, micro_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against rows of a page that depend on who made them, times and origins aside.
-
-    And against work that is left to the page itself, rows that a second run does not find, and a second writer.
-    """
+    """Guards against rows that depend on who made them, work left to pages, rows a second run misses, two writers."""
 
     def rows_by(executor: Executor | None, folder: Path) -> list[dict[str, object]]:
         run = run_in(folder, micro_checkpoints, benchmarks=("mini_gsm8k",), limit=4)
@@ -388,7 +354,8 @@ def test_a_page_made_of_pieces_is_the_page(
     trained = ["training-mars-b8", "training-mars-b16"]
     answered = [f"answering-{name}-1" for name in ("ar_sft", "mars-b4", "mars-b8", "mars-b16")]
     assert sorted(here.done) == sorted([*trained, *answered])
-    monkeypatch.setattr(Cells, "_measure", None)  # nothing is left to measure, nor to start
+    monkeypatch.setattr(Cells, "_measure", None)  # nothing is left to measure, to load or to start
+    monkeypatch.setattr(checkpoints, "load", None)
     again = Here(tmp_path / "logs")
     run = Run(preset("micro"), Workspace(tmp_path / "pieces", "micro"), benchmarks=("mini_gsm8k",), limit=4)
     reproduction.reproduce_page("table4", run, again)
@@ -439,17 +406,6 @@ def test_shards_by_processes_make_the_row_of_the_whole(tmp_path: Path, micro_che
     assert isinstance(whole, list) and comparable(found) == comparable(whole)
 
 
-def test_a_page_of_known_rows_loads_nothing(
-    tmp_path: Path, micro_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guards against a page that loads every checkpoint again, only to find that all is answered."""
-    run = run_in(tmp_path, micro_checkpoints, benchmarks=("mini_gsm8k",), limit=2)
-    wanted = [study_of("table9")]
-    first = carry_out(wanted, run, Here(tmp_path))
-    monkeypatch.setattr(checkpoints, "load", None)
-    assert carry_out(wanted, run, Here(tmp_path)) == first
-
-
 def test_a_bad_checkpoint_fails_its_cells_and_nothing_else(tmp_path: Path, micro_checkpoints: Path) -> None:
     """Guards against lines that are quietly left out, a page lost for one of its lines, and a training for nothing."""
     run = run_in(tmp_path, micro_checkpoints, benchmarks=("mini_gsm8k",), limit=2)
@@ -480,8 +436,6 @@ def test_a_training_that_cannot_be_is_tried_once(tmp_path: Path) -> None:
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "more"),
     [
@@ -530,13 +484,69 @@ def test_who_makes_again_does_it_here_and_once(
 
 
 # ---- what it takes --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("scale", ["mini", "7b"])
 def test_a_plan_shows_the_work(scale: str, wide_terminal: None) -> None:
     """Guards against a plan that leaves out what costs most."""
-    done = CliRunner().invoke(app, ["plan", "--table", "all", "--scale", scale, "--train"])
-    assert done.exit_code == 0, done.output
+    done = invoke("plan", "--table", "all", "--scale", scale, "--train")
     for line in ("training mars, B = 4 ", "answering with mars, B = 4 ", "racing Speed, 1 at once (alone)"):
         assert f"│ {line}" in done.output
     assert re.search(r"it may be: [\d,.]+ hours of one device", done.output)
+
+
+class Heard(Reporter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.mark.parametrize("existing", ["reuse", "rerun"])
+def test_who_comes_second_waits_and_uses_what_the_first_has_trained(
+    existing: str, micro_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against two trainings of one checkpoint at once, which end each other with a traceback."""
+
+    def trained(*_: object) -> None:
+        raise AssertionError("it was trained twice")
+
+    monkeypatch.setattr("marsbench.training.trainer.train", trained)
+    heard = Heard()
+    run = Run(
+        preset("micro"), Workspace(tmp_path, "micro"), "rerun" if existing == "rerun" else "reuse", reporter=heard
+    )
+    checkpoints, rows = Checkpoints(run), list[TrainingRow]()
+    chosen = checkpoints.recipe(TrainedStage("base", None))
+    folder = run.workspace.checkpoint(chosen)
+    if existing == "rerun":  # an older one is there when both begin
+        shutil.copytree(micro_checkpoints / chosen.name, folder)
+    run.workspace.lock(chosen).parent.mkdir(parents=True)
+    first = FileLock(run.workspace.lock(chosen))
+    first.acquire()
+    second = threading.Thread(target=lambda: rows.append(checkpoints.train(chosen)))
+    second.start()
+    while not heard.lines and second.is_alive():
+        time.sleep(0.01)
+    assert heard.lines == [f"another command is training {chosen.name} (an unknown process): waiting for it"]
+    if existing == "reuse":
+        shutil.copytree(micro_checkpoints / chosen.name, folder)
+    first.release()
+    second.join(timeout=60)
+    record = finished(folder)
+    assert record is not None and [row.checkpoint for row in rows] == [record.weights]
+    assert chosen.key in run.store.rows()
+
+
+def test_the_lock_is_given_back_when_training_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a failed training that makes the next command wait for ever."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr("marsbench.training.trainer.train", fails)
+    checkpoints = Checkpoints(Run(preset("micro"), Workspace(tmp_path, "micro")))
+    chosen = checkpoints.recipe(TrainedStage("base", None))
+    with pytest.raises(RuntimeError, match="no luck"):
+        checkpoints.train(chosen)
+    FileLock(Workspace(tmp_path, "micro").lock(chosen)).acquire(timeout=1).lock.release()

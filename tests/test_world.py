@@ -1,7 +1,5 @@
 """The embedded world: deterministic, split cleanly, and its own answers score."""
 
-from __future__ import annotations
-
 import random
 from itertools import islice
 
@@ -22,13 +20,17 @@ LEVELS = pytest.mark.parametrize("level", DIFFICULTIES.values(), ids=list(DIFFIC
 
 
 @pytest.mark.parametrize("name", MINI)
-def test_a_harder_world_asks_for_more(name: str) -> None:
-    """Guards against a difficulty that a generator forgets to look at."""
+def test_worlds_differ_in_level_and_wording(name: str) -> None:
+    """Guards against a difficulty that a generator forgets, and one phrasing, whose tokens are predictable."""
     usual, hard = (list(islice(world.draw(name, "train", 1, level), 300)) for level in (USUAL, HARD))
     if name == "mini_mmlu_pro":  # its answers are as long, of more countries
         assert len({one.content.split()[1] for one in hard}) > 1.2 * len({one.content.split()[1] for one in usual})
     else:
         assert sum(len(one.response) for one in hard) > 1.15 * sum(len(one.response) for one in usual)
+    openings = {example.response.split()[0] for example in islice(world.draw(name, "train", 1), 300)}
+    prompts = {example.prompt.split()[0] for example in islice(world.draw(name, "train", 1), 300)}
+    assert len(openings) > 1 or name == "mini_humaneval"
+    assert len(prompts) > 1 or name == "mini_humaneval"
 
 
 @LEVELS
@@ -51,19 +53,16 @@ def test_the_corpus_holds_no_test_prompt() -> None:
         assert not held_out & {"\n".join(lines[:count]).strip() for count in range(1, len(lines) + 1)}
 
 
-@pytest.mark.parametrize("name", MINI)
-def test_wording_varies(name: str) -> None:
-    """Guards against one phrasing per question, which would make every token predictable."""
-    openings = {example.response.split()[0] for example in islice(world.draw(name, "train", 1), 300)}
-    prompts = {example.prompt.split()[0] for example in islice(world.draw(name, "train", 1), 300)}
-    assert len(openings) > 1 or name == "mini_humaneval"
-    assert len(prompts) > 1 or name == "mini_humaneval"
-
-
-def test_say_draws_one_alternative_of_each() -> None:
-    """Guards against brackets left in a text."""
+def test_say_and_names_and_contents() -> None:
+    """Guards against brackets left in a text, instructions any list fulfils, and harder questions in another column."""
     said = {say(random.Random(seed), "[A|B]{n}[|!]", n=1) for seed in range(50)}
     assert said == {"A1", "A1!", "B1", "B1!"}
+    rules = {"count": 3, "topic": "animals", "without": "cow", "without_letter": "g", "first": "cat"}
+    assert all(followed(rules, "cat, duck, lion").values())
+    said = {"cat, cow, lion": "without", "cat, dog, lion": "without_letter", "duck, cat, lion": "first"}
+    for response, broken in said.items():
+        assert [rule for rule, kept in followed(rules, response).items() if not kept] == [broken]
+    assert [world.modelled_on(name) for name in ("mini_gsm8k", "hard_gsm8k", "within_gsm8k", "gsm8k")] == ["gsm8k"] * 4
 
 
 def score(name: str, answers: list[str]) -> Scored:
@@ -115,17 +114,3 @@ def test_task_files_ask_the_worlds_questions(name: str, level: Difficulty) -> No
     prompts = [task.doc_to_text(doc) for doc in task.test_docs()]
     assert prompts == [example.prompt for example in world.test_set(name, SIZE, level=level)]
     assert mini_questions(name, SIZE)["test"].num_rows >= 200
-
-
-def test_contents_of_an_answer_are_checked() -> None:
-    """Guards against instructions on what is named that any list would fulfil."""
-    rules = {"count": 3, "topic": "animals", "without": "cow", "without_letter": "g", "first": "cat"}
-    assert all(followed(rules, "cat, duck, lion").values())
-    said = {"cat, cow, lion": "without", "cat, dog, lion": "without_letter", "duck, cat, lion": "first"}
-    for response, broken in said.items():
-        assert [rule for rule, kept in followed(rules, response).items() if not kept] == [broken]
-
-
-def test_a_name_says_what_a_benchmark_is_modelled_on() -> None:
-    """Guards against harder questions in a column of their own, and real ones that lose part of their name."""
-    assert [world.modelled_on(name) for name in ("mini_gsm8k", "hard_gsm8k", "within_gsm8k", "gsm8k")] == ["gsm8k"] * 4

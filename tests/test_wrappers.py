@@ -1,7 +1,5 @@
 """What hangs on a model (hooks, adapters, offloading, weights loaded anew) counts, and the model stays as it was."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import weakref
@@ -11,13 +9,14 @@ from typing import Any
 
 import accelerate
 import pytest
+import tools
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_model
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrize
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Generation, Request
@@ -30,20 +29,15 @@ from marsbench.forward.native import is_native
 from marsbench.methods import Options, build_method
 
 PROMPT, NEW = [4, 5, 6, 7, 8], 10
-SHAPE: dict[str, Any] = {
-    "vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.5, "tie_word_embeddings": False,
-}  # fmt: skip
+SHAPE = tools.SIZES
 
 
 @pytest.fixture
 def model() -> PreTrainedModel:
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(Qwen2Config(**SHAPE)).eval()
+    return tools.qwen2(tie_word_embeddings=False)
 
 
 def ar(model: Any) -> list[int]:
-    """The whole continuation."""
     answers: list[Generation] = decode(
         model, build_method("ar", Options()), [Request(PROMPT, NEW)], eos_id=-1, pad_id=0
     )
@@ -97,11 +91,7 @@ class Adapted(nn.Module):
 
 
 # ---- what is hung on a model between two batches -------------------------------------------------------------------
-
-
 class Doubled(nn.Module):
-    """A parametrization."""
-
     def forward(self, weight: Tensor) -> Tensor:
         return weight * -2
 
@@ -124,7 +114,6 @@ def own_forward(model: Any) -> None:
 
 
 def first(model: Any) -> Any:
-    """The first layer."""
     return model.model.layers[0]
 
 
@@ -229,15 +218,19 @@ def test_strange_parts_are_run(began: bool, change: str, model: PreTrainedModel)
     assert ar(model) == greedy(model)
 
 
-def test_a_compiled_model_runs_lean(model: PreTrainedModel) -> None:
-    """Guards against a wrapper of torch's own that makes decoding slow, or is compiled for a mere comparison."""
+def test_models_on_one_device_run_lean(model: PreTrainedModel) -> None:
+    """Guards against torch's own wrapper, or `device_map="cuda"`, that makes decoding slow."""
     compiled = torch.compile(model, backend="eager")
     assert isinstance(decoder_of(compiled), LeanDecoder)
     assert ar(compiled) == ar(model)
+    model.hf_device_map = {"": "cpu"}
+    assert isinstance(decoder_of(model), LeanDecoder) and ar(model) == greedy(model)
+    model.hf_device_map = {"model": "cpu", "lm_head": "disk"}
+    assert isinstance(decoder_of(model), ModuleDecoder)
 
 
 def test_hooks_on_all_modules_are_called(model: PreTrainedModel) -> None:
-    """Guards against torch's global hooks, by which tools watch everything, that hear nothing."""
+    """Guards against torch's global hooks, or those in a new dictionary, that hear nothing."""
     seen: set[str] = set()
     hook = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.add(type(module).__name__))
     try:
@@ -245,10 +238,6 @@ def test_hooks_on_all_modules_are_called(model: PreTrainedModel) -> None:
     finally:
         hook.remove()
     assert {"Qwen2DecoderLayer", "Linear"} <= seen
-
-
-def test_hooks_in_a_new_dictionary_are_found_by_the_next_batch(model: PreTrainedModel) -> None:
-    """Guards against hooks of a module whose hooks were cleared, as many do, by a new dictionary."""
     before = ar(model)
     model.model.layers[0]._forward_hooks = type(model.model.layers[0]._forward_hooks)()
     CHANGES["layer hooked"](model)
@@ -294,8 +283,6 @@ def test_adapters_on_embeddings_are_run(model: PreTrainedModel) -> None:
 
 
 # ---- what becomes of the model -----------------------------------------------------------------------------------
-
-
 def test_the_model_is_left_as_it_was(model: PreTrainedModel, tmp_path: Path) -> None:
     """Guards against parameters that share memory after a decoding, which safetensors refuses to save."""
 
@@ -312,17 +299,6 @@ def test_the_model_is_left_as_it_was(model: PreTrainedModel, tmp_path: Path) -> 
     save_model(model, str(tmp_path / "model.safetensors"))
 
 
-def test_old_weights_are_freed_when_a_model_is_converted(model: PreTrainedModel) -> None:
-    """Guards against a copy of the weights that stays behind in memory once the model has decoded again."""
-    ar(model)
-    storages = [weakref.ref(one.untyped_storage()) for one in model.parameters()]
-    assert all(one() is not None for one in storages)
-    model.to(torch.float64)
-    assert ar(model) == greedy(model)
-    gc.collect()
-    assert all(one() is None for one in storages)
-
-
 def test_views_of_a_flat_buffer_stay_views_of_it(model: PreTrainedModel) -> None:
     """Guards against training libraries whose flat weights no longer reach the model after a decoding."""
     parameters = [*model.parameters()]
@@ -336,41 +312,35 @@ def test_views_of_a_flat_buffer_stay_views_of_it(model: PreTrainedModel) -> None
     assert ar(model) == greedy(model) != before
 
 
-def test_nobody_holds_on_to_a_model(model: PreTrainedModel) -> None:
-    """Guards against a model that stays in memory because it once was decoded with."""
+def test_nobody_holds_on_to_a_model_or_its_weights(model: PreTrainedModel) -> None:
+    """Guards against a model, or weights of before a conversion, that stay in memory once it has decoded."""
     clone = copy.deepcopy(model)
     assert ar(clone) == ar(model)
     alive = [weakref.ref(clone), weakref.ref(clone.model.layers[0])]
     del clone
     gc.collect()
     assert [one() for one in alive] == [None, None]
+    ar(model)
+    storages = [weakref.ref(one.untyped_storage()) for one in model.parameters()]
+    assert all(one() is not None for one in storages)
+    model.to(torch.float64)
+    assert ar(model) == greedy(model)
+    gc.collect()
+    assert all(one() is None for one in storages)
 
 
-def test_offloaded_weights_are_fetched(model: PreTrainedModel) -> None:
-    """Guards against weights that accelerate keeps elsewhere: the modules' own hooks bring them."""
+def test_models_that_move_or_are_offloaded(model: PreTrainedModel) -> None:
+    """Guards against rotary tables of the old type, and weights that accelerate keeps elsewhere."""
+    before = ar(model)
+    assert ar(model.double()) == greedy(model)
+    assert ar(model.float()) == before
     before = greedy(model)
     ar(model)
     accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
     assert ar(model) == before
 
 
-def test_a_model_on_one_device_runs_lean_however_it_came_there(model: PreTrainedModel) -> None:
-    """Guards against `device_map="cuda"`, by which most load their models, that makes decoding slow."""
-    model.hf_device_map = {"": "cpu"}
-    assert isinstance(decoder_of(model), LeanDecoder) and ar(model) == greedy(model)
-    model.hf_device_map = {"model": "cpu", "lm_head": "disk"}
-    assert isinstance(decoder_of(model), ModuleDecoder)
-
-
-def test_a_model_may_move_and_change_its_type_between_two_decodings(model: PreTrainedModel) -> None:
-    """Guards against rotary tables, or anything else that was worked out once, of the old type."""
-    before = ar(model)
-    assert ar(model.double()) == greedy(model)
-    assert ar(model.float()) == before
-
-
 # ---- large weights -----------------------------------------------------------------------------------------------
-
 LARGE = (1024, 768)
 
 

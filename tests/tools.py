@@ -1,0 +1,79 @@
+"""What tests share: the command line in this process, small models of random weights, packing for a while."""
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from typer.testing import CliRunner, Result
+
+from marsbench.cli import app
+from marsbench.forward.linear import VARIABLE, set_packing
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.5,
+}  # fmt: skip
+# Of children that are forked off a process which has imported everything: a new Python would take longer than its work.
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(
+    ["marsbench.overview.reproduction", "marsbench.studies.speedup", "marsbench.training.trainer"]
+)
+# `--multi_gpu` is accelerate's name for several processes on one machine; its `--cpu` starts a single one.
+ON_TWO_PROCESSES = (
+    "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
+    "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
+)  # fmt: skip
+SMALLEST: dict[str, Any] = {
+    "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}  # fmt: skip
+
+
+def invoke(*words: object, code: int = 0) -> Result:
+    """What comes of a command, which must leave with that status."""
+    done = CliRunner().invoke(app, [*map(str, words)])
+    assert done.exit_code == code, (words, done.output[-2000:], done.exception)
+    return done
+
+
+def _type(words: list[str], log: str) -> None:
+    torch.set_num_threads(1)
+    with open(log, "ab", buffering=0) as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    app(words)
+
+
+def forked(*words: object, log: Path | str = os.devnull) -> Any:
+    """A command in a process of its own, which has begun; what it says goes into a file."""
+    process = FORKED.Process(target=_type, args=([*map(str, words)], str(log)))
+    process.start()
+    return process
+
+
+def qwen2(seed: int | None = 0, **sizes: Any) -> Qwen2ForCausalLM:
+    """A model of random weights; without a seed, of those that come next."""
+    if seed is not None:
+        torch.manual_seed(seed)
+    return Qwen2ForCausalLM(Qwen2Config(**SIZES | sizes)).eval()
+
+
+def llama(seed: int | None = 0, **sizes: Any) -> LlamaForCausalLM:
+    """The same of the other architecture that runs lean."""
+    if seed is not None:
+        torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(**SIZES | sizes)).eval()
+
+
+@contextmanager
+def packing(on: bool) -> Iterator[None]:
+    """Have weights packed, or not, meanwhile."""
+    with patch.dict(os.environ, {VARIABLE: ""}):
+        set_packing(on)
+        yield
