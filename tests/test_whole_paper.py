@@ -257,21 +257,21 @@ def test_nothing_undefined_is_printed(change: Callable[[EvaluationRow], Evaluati
 
 # ---- the command ----------------------------------------------------------------------------------------------------
 @pytest.mark.usefixtures("brief_training")
-def test_the_whole_paper_with_one_command(tmp_path: Path) -> None:
+def test_the_whole_paper_with_one_command(output: Path) -> None:
     """Guards against a page that is left out, one failure that takes the others with it, and a failure in silence."""
     few = ["--benchmarks", "mini_bbh", "--limit", "1", "--quick"]  # Table 8 and Figure 6 do not ask mini_bbh
-    done = invoke("reproduce", "all", "--scale", "micro", "--output", str(tmp_path), *few, code=2)
+    done = invoke("reproduce", "all", "--scale", "micro", "--output", str(output), *few, code=2)
     assert "page 3 of" in done.output and "Table 8 asks none of mini_bbh" in done.output
     (named,) = re.findall(r"\d of \d+ pages could not be made: ([\w, ]+)", done.output)
     failed = set(named.split(", "))
     assert failed >= {"table8", "figure6"} and not failed & {"table2", "table3", "table4", "table9", "figure1"}
     for study in studies_of_paper():
         if study.key not in failed | {"speedup"}:
-            workspace = Workspace(tmp_path, "micro", "mini_bbh-limit1")
+            workspace = Workspace(output, "micro", "mini_bbh-limit1")
             assert study.key in workspace.pages
             assert (workspace.reports / f"{study.page}.md").exists() or study.page == EXPLORE
-    assert (Workspace(tmp_path, "micro", "quick-mini_bbh-limit1").reports / "speedup.md").exists()
-    assert {path.name for path in (tmp_path / "reports" / "micro").glob("*.*")} == {"index.md", "explore.html"}
+    assert (Workspace(output, "micro", "quick-mini_bbh-limit1").reports / "speedup.md").exists()
+    assert {path.name for path in (output / "reports" / "micro").glob("*.*")} == {"index.md", "explore.html"}
 
 
 @pytest.mark.parametrize(("name", "page"), HELD_BY.items())
