@@ -257,8 +257,9 @@ class Outcome:
 
 
 @pytest.fixture(scope="module")
-def outcome() -> Iterator[Outcome]:
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
     """Of a folder that every user may enter and change, as permissions must not stand in for the sandbox."""
+    tmp_path_factory.getbasetemp()  # made now, else it would lie in that folder and go with it
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", name)  # so that the sandbox's own scratch lies here, too
         victim = Path(name) / "precious" / "victim"
