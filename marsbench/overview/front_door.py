@@ -19,6 +19,7 @@ from marsbench.rendering.markdown import filled, table
 from marsbench.rows.kinds import Row
 from marsbench.statistics.decisions import Bound
 from marsbench.studies import mars_on_gpu as on_gpu
+from marsbench.studies.curves import in_brief as more_steps
 from marsbench.studies.real_model import in_brief
 from marsbench.studies.speedup import same_as_sft
 
@@ -74,7 +75,7 @@ def front_door(root: Path, judged: Sequence[Judged], collections: Sequence[Colle
         "table": table(["", "the paper", "measured [95 %]", "on"], lines, text=(0, 1, 2, 3)),
         "figure": f"![{CAPTION}](reports/{STEM}.png)",
         "conditions": f"*{'; '.join(['[n and seeds of each claim](reports/index.md)', *where])}.*",
-        "toy": _regime(found),
+        "toy": _regime(found, "".join(map(more_steps, whole.of("curves")[:1]))),
         "speed": f"Our AR baseline is itself {generate} times as fast as transformers' `generate` (toy, batch 1).",
     }
     return "".join(filled(__package__, "front_door.md", slots))
@@ -163,7 +164,7 @@ def _toy(found: Mapping[tuple[str, str], Finding], whole: Collection) -> Iterato
             yield [words, said.published(one.claim) or "-", shown, said.counted(one)]
 
 
-def _regime(found: Mapping[tuple[str, str], Finding]) -> str:
+def _regime(found: Mapping[tuple[str, str], Finding], steps: str) -> str:
     """How the toy differs from the paper's regime and from the real model."""
     taught, rate = found.get(("regime", "taught")), found.get(("map", "hard-emits"))
     if not taught or not rate or taught.estimate is None or rate.estimate is None:
@@ -173,5 +174,5 @@ def _regime(found: Mapping[tuple[str, str], Finding]) -> str:
         f"In the toy, fine-tuning adds only {taught.number} points to the base (paper: {paper}), so MARS had little to "
         f"gain; ten times the learning rate gives {rate.number} tokens per pass more at tau = .95 for "
         f"{dict(rate.beside)['accuracy'].number} points (one seed), and the real model loses nothing at its threshold. "
-        "So the toy shows mechanism and exactness, not whether a threshold costs accuracy on text."
+        f"{steps} So the toy shows mechanism and exactness, not whether a threshold costs accuracy on text."
     )

@@ -81,11 +81,11 @@ PLAN = TablePlan(
 _more = partial(emits_more, PLAN)
 CLAIMS = (
     _more(
-        HEADED_GROUPS.name, PROMPT_LOOKUP.name,
-        "With a draft head, an adapter's masks draft better than the text so far", "adapter-lookup",
+        SHIPPED_GROUPS.name, PROMPT_LOOKUP.name,
+        "With a draft head, the shipped adapter's masks draft better than the text so far", "adapter-lookup",
         beside=(
             ("without a head", _more(GROUPS.name, PROMPT_LOOKUP.name)),
-            ("both together", _more(HEADED_BOTH.name, PROMPT_LOOKUP.name)),
+            ("both together", _more(SHIPPED_BOTH.name, PROMPT_LOOKUP.name)),
         ),
     ),
 )  # fmt: skip
