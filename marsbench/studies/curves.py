@@ -137,7 +137,8 @@ def in_brief(rows: Sequence[Row]) -> str:
         return ""
     return (
         f"Trained {steps[ends[1]] / steps[ends[0]]:g} times as long, the toy at tau = .95 yields {tokens[1]:.2f} in "
-        f"place of {tokens[0]:.2f} tokens per pass, at {costs[1]} in place of {costs[0]} points against AR SFT (one seed)."
+        f"place of {tokens[0]:.2f} tokens per pass, at {costs[1]} in place of {costs[0]} points against AR SFT "
+        "(one seed)."
     )
 
 
