@@ -40,9 +40,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "figure": f"![Tokens per second by line, type of weights and batch size]({FIGURE}.png)" if sweeps else "",
         "clock": _clock(sweeps),
         "raced": _raced(sweeps),
-        "beside": f"{_clock({dtype: _outsiders(race) for dtype, race in others.items()})}\n\n*{_raced(others)}*"
-        if others
-        else "",
+        "beside": f"{_clock(engines)}\n\n*{_raced(engines)}*" if engines else "",
         "tokens": _tokens(cells, rows),
     }
 
