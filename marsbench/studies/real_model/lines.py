@@ -91,18 +91,11 @@ CLAIMS = (
 )  # fmt: skip
 
 _RACED = PROMPT_LOOKUP, SHIPPED_GROUPS, SHIPPED_LINEAR, _with_lookup(SHIPPED, 3, "linear"), SHIPPED_BOTH
-_SMALLER = (  # of the adapter that was trained on two CPU cores
-    *(HEADED_GROUPS, _verified(HEADED, "groups", 3), HEADED_FEW),
-    *(_verified(HEADED, "linear", window) for window in (3, 4)),
-    HEADED_BOTH,
-    *(_with_lookup(HEADED, window, "linear") for window in (3, 4)),
-)
-
 # Who races, answering in bf16, where near ties of two tokens could come out otherwise.
 IN_BF16 = TablePlan(
     "real-model-bf16",
     "What is lossless stays so in bf16",
-    tuple(replace(line, name=f"{line.name}_bfloat16", dtype="bfloat16") for line in (AR, *_RACED, *_SMALLER)),
+    tuple(replace(line, name=f"{line.name}_bfloat16", dtype="bfloat16") for line in (AR, *_RACED)),
     benchmarks=("ifeval", "gsm8k", "humaneval"),
     questions=34,
     own="Real model in bf16",
