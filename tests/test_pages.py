@@ -18,7 +18,7 @@ from marsbench.findings.claims import Claim, Finding, Measured
 from marsbench.findings.in_words import p_value
 from marsbench.findings.seeds import SeedRows
 from marsbench.line import Line
-from marsbench.overview.pages import page_of, write_page
+from marsbench.overview.pages import page_of, write_page, write_study
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset
 from marsbench.rendering import markdown
@@ -167,6 +167,7 @@ def points(*right: tuple[int, int]) -> list[Row]:
     found = list[Row]()
     for place, (ending, (ar, mars)) in enumerate(zip(ENDINGS, right, strict=False)):
         size = {
+            "checkpoint": f"trained{ending}",
             "block_size": 4,
             "steps": 800 * 2**place,
             "parameters": 900_000,
@@ -209,6 +210,20 @@ def test_a_page_of_some_points_says_that_it_is_in_part(tmp_path: Path) -> None:
     assert page.count("| shipped base, gentle rate, ") == 2 and "67.0 ± " in page and "; 1.20 |" in page
     assert "1,800 questions a line" in page and "curves_sizes" not in page
     assert {path.stem for path in curves.STUDY.draw(rows, "mini", tmp_path)} == {"curves_steps"}
+
+
+def test_a_page_of_a_seed_of_its_own_is_written(tmp_path: Path) -> None:
+    """Guards against rows that are measured, and a command that ends in a KeyError where its page should be."""
+    workspace = Workspace(tmp_path, "mini", f"seed{curves.PLAN.seed}")
+    lists = ("correct", "emitted", "forwards", "finished")  # of as many questions as the page asks
+    rows = [
+        replace(row, **{name: getattr(row, name)[: curves.QUESTIONS] for name in lists})
+        if isinstance(row, EvaluationRow)
+        else row
+        for row in points((200, 180), (201, 181))
+    ]
+    workspace.publish(curves.PLAN.key, rows)
+    assert "**In part:**" in write_study(curves.STUDY, workspace).read_text()
 
 
 def test_only_what_is_trained_is_measured(micro_checkpoints: Path, tmp_path: Path) -> None:
