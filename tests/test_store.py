@@ -194,14 +194,17 @@ def test_a_version_is_the_length_of_its_history(monkeypatch: pytest.MonkeyPatch)
     assert recipe(preset("micro"), "base").key != before
 
 
-@cache
-def run_of(scale: str, seed: int) -> Run:
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Run]:
     """One for all tables, as each loads every benchmark anew."""
-    return Run(preset(scale), Workspace(Path("nowhere"), scale), seed=seed)
+    folder = tmp_path_factory.mktemp("runs")
+    return cache(lambda scale, seed: Run(preset(scale), Workspace(folder, scale), seed=seed))
 
 
 @pytest.mark.parametrize(("scale", "seed", "table"), MEASURED)
-def test_committed_cells_and_checkpoints_are_found_again(scale: str, seed: int, table: str) -> None:
+def test_committed_cells_and_checkpoints_are_found_again(
+    scale: str, seed: int, table: str, run_of: Callable[[str, int], Run]
+) -> None:
     """Guards against a run that trains and measures again what the committed rows hold."""
     rows, plan = page_rows(table, scale, seed), studies()[table].plan
     assert plan is not None
