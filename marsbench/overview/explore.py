@@ -77,18 +77,16 @@ def _race(sweep: SweepCells, scale: Preset) -> dict[str, Any]:
         "sizes": list(races),
         "scores": scale.world is not None,  # a real model of this size answers next to none of its prompts right
         "contenders": [
-            {
-                "name": name,
-                "kind": f"{row.method}, adapter"
-                if row.is_adapted
-                else row.method,  # its colour and the filter go by it
-                "compiled": row.compiled,
-                "commands": _commands(row),
-            }
+            {"name": name, "kind": _kind(row), "compiled": row.compiled, "commands": _commands(row)}
             for name, row in rows.items()
         ],
         "cells": [_cells(sweep, [race.get(name) for name in rows]) for race in races.values()],
     }
+
+
+def _kind(row: SweepRow) -> str:
+    """What its colour and the filter go by: its method, and whether an adapter drafts."""
+    return f"{row.method}, adapter" if row.is_adapted else row.method
 
 
 def _commands(row: SweepRow) -> list[str]:
