@@ -3,8 +3,6 @@
 One environment, `.venv`, serves every session; whichever session comes first builds it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys
@@ -34,7 +32,7 @@ def recipe_hash() -> str:
 
 def environment_python(session: nox.Session) -> str:
     """The Python of the shared environment, built first if it is missing, unfinished or out of date."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - nox may run on an older Python than the package
         session.error("constraints.txt needs Python 3.11 or newer; install nox with a newer Python")
     lock = FileLock(VENV.with_suffix(".lock"))
     try:

@@ -5,8 +5,6 @@ Importing this package loads nothing heavy; each room (`marsbench.training`, `ma
 what it needs.
 """
 
-from __future__ import annotations
-
 import os
 from typing import TYPE_CHECKING, Any
 

@@ -3,8 +3,6 @@
 And `marsbench decode`: prompts as token ids in a JSON Lines file, continuations as token ids in another.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +41,7 @@ class Answering:
     remark: str = ""  # to be said once: steps that cannot be compiled, answers that rounding may change
 
     @classmethod
-    def of(cls, line: Line, loaded: Loaded, draft: Loaded | None = None, **how: Any) -> Answering:
+    def of(cls, line: Line, loaded: Loaded, draft: Loaded | None = None, **how: Any) -> "Answering":
         """A line with its checkpoints, to which its method is fitted; `UserError` where they do not go together."""
         method = fit(line.method, loaded, draft=draft, untrained_masks=line.untrained_masks, **line.of_method)
         kind, not_compiled = kind_of_batch(loaded.model, method, line.compiled)
@@ -53,7 +51,7 @@ class Answering:
     @classmethod
     def by(
         cls, decoding: Decoding, loaded: Loaded, draft: Loaded | None, reporter: Reporter, batch_size: int | None = None
-    ) -> Answering:
+    ) -> "Answering":
         """A checkpoint decoded as a user says; the remark is said."""
         rows = batch_size or (1 if METHODS[decoding.method].one_row else ROWS)
         ready = cls.of(decoding.line, loaded, draft, batch_size=rows, prefill_positions=decoding.prefill_positions)

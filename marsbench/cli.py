@@ -4,8 +4,6 @@ Exit codes: 0 all went well, 1 a bug (with its traceback), 2 a mistake that the 
 message that says how), 3 nothing could be measured (with the reason), 130 interrupted.
 """
 
-from __future__ import annotations
-
 import errno
 from typing import Annotated, Any
 

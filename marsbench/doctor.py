@@ -4,8 +4,6 @@ Nothing heavy is imported at the top, and a missing package is a finding: a brok
 doctor` is needed most.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -5,8 +5,6 @@ The command line prints its three parts on standard error and exits with code 2,
 anything else is a bug and keeps its traceback.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from numbers import Integral

@@ -1,7 +1,5 @@
 """Writing files and lines whole: a reader never sees half of one."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -4,8 +4,6 @@ Its libraries try every file of a name again and again, half a minute or more fo
 all, they are told to look in their caches only. Whoever sets one of their variables has decided for himself.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

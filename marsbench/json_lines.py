@@ -3,8 +3,6 @@
 pydantic bounds the depth and the digits, and refuses what is no text: half a surrogate pair, bytes that are no UTF-8.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import math

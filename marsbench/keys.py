@@ -5,8 +5,6 @@ and rewritten freely. Who changes what a number comes out as adds a line to that
 stands on it is made anew. `tests/test_golden_cell.py` holds what training, decoding, scoring and the world come out as.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """A line: this checkpoint, decoded by this method with these options. Tables, races and rows are about lines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -23,7 +21,7 @@ class TrainedStage(NamedTuple):
     block_size: int | None
 
     @classmethod
-    def of(cls, name: str, block_size: int | None = DEFAULT_BLOCK_SIZE) -> TrainedStage:
+    def of(cls, name: str, block_size: int | None = DEFAULT_BLOCK_SIZE) -> "TrainedStage":
         """A stage at a block size, which is dropped where the objective has no blocks."""
         return cls(name, block_size if stage(name).objective in BLOCKWISE else None)
 
@@ -71,10 +69,10 @@ class Line:
         object.__setattr__(self, "options", options)
 
     @classmethod
-    def raced(cls, name: str, stage: str, method: str, **options: Any) -> Line:
+    def raced(cls, name: str, stage: str, method: str, **options: Any) -> "Line":
         return cls(name, name, stage, method, options)
 
-    def compiled_form(self) -> Line:
+    def compiled_form(self) -> "Line":
         """The line with its steps as graphs, as races call it."""
         name = f"{self.name}, compiled"
         return replace(self, name=name, label=name, compiled=True)

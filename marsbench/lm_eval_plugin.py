@@ -6,8 +6,6 @@ lm-eval's registry; nothing is imported for it before the name is asked for. In 
 first, `import marsbench.evaluation.lm_eval_model` does the same.
 """
 
-from __future__ import annotations
-
 import sys
 from contextlib import suppress
 

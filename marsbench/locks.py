@@ -1,7 +1,5 @@
 """Locks on files: one holder at a time, among the processes of all machines that share a folder."""
 
-from __future__ import annotations
-
 import math
 import os
 import socket

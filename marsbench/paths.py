@@ -1,7 +1,5 @@
 """Where the files that are not Python code lie, in a checkout and in an installed wheel alike."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from marsbench.errors import UserError

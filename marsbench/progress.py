@@ -1,7 +1,5 @@
 """Progress and tables on a terminal, plain lines where there is none (a log file, a CI run), libraries kept quiet."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 import os
@@ -75,7 +73,7 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def all_processes() -> PartialState:
+def all_processes() -> "PartialState":
     """Joins the processes that `accelerate launch` has started; alone, this one is all.
 
     Python must not end before they are parted: threads that still listen abort it now and then, after all is done.

@@ -1,12 +1,10 @@
 """Where a number comes from: commit, versions, hardware, and what else ran there: what a row says about its origin."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +25,7 @@ def provenance(*, seed: int) -> dict[str, Any]:
     policy, spins = os.environ.get("OMP_WAIT_POLICY", "the library's own"), os.environ.get("GOMP_SPINCOUNT")
     return {
         **_commit(),
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": _versions(),

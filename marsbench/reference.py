@@ -14,8 +14,6 @@ against it. Every function is about one sequence: L is its length, S the number 
 size of the vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 transformers prepares the inputs and the generation configuration as for its own methods, then calls `generate` below.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext

@@ -3,8 +3,6 @@
 Whatever is finished lies in the folder of the outcome, so the same command goes on where it was interrupted.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ To add one, write its function in the module of its group, with the options that
 enter it in `COMMANDS`. These modules are imported for every `--help`: whatever is heavy, a function imports itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from marsbench.commands import decoding, evaluating, looking, reproducing, serving, sweeping, training

@@ -1,7 +1,5 @@
 """What a checkpoint writes: `show` and `decode`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Asking and scoring: `eval`, `score` and `compare`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -132,7 +130,7 @@ def compare(
     typer.echo(json.dumps(found))
 
 
-def _exam(benchmark: str, data_dir: Path | None) -> Exam:
+def _exam(benchmark: str, data_dir: Path | None) -> "Exam":
     from marsbench.evaluation import benchmarks, harness
 
     return harness.prepare(benchmarks.benchmark(benchmark), data_dir)
@@ -152,7 +150,7 @@ def _in_words(found: dict[str, Any]) -> list[str]:
     return [*lines, f"  answers: {found['answers']}"]
 
 
-def _as_plain(row: EvaluationRow, answers: Path) -> dict[str, Any]:
+def _as_plain(row: "EvaluationRow", answers: Path) -> dict[str, Any]:
     from marsbench.evaluation.scoring import in_percent
 
     share, speed = in_percent(row.accuracy), row.tokens_per_forward

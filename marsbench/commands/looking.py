@@ -1,7 +1,5 @@
 """Looking around before anything runs: `doctor`, `gpu-check` and `list`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """The paper's tables: `plan`, `reproduce` and `report`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """A checkpoint behind an API: `serve`."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How fast, against what: `sweep`, `results` and `tune`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -138,7 +136,7 @@ def tune(
     typer.echo(advice.summary(batch_size, max_loss))
 
 
-def _line(row: Row) -> tuple[str, ...]:
+def _line(row: "Row") -> tuple[str, ...]:
     """A measured row by what tells it apart."""
     words = [getattr(row, name, "") for name in ("contender", "arm", "benchmark", "stage")]
     what = ", ".join(dict.fromkeys(filter(None, words)))
@@ -146,7 +144,7 @@ def _line(row: Row) -> tuple[str, ...]:
     return row.key, row.kind, row.scale, what, str(batch_size), row.status, str(started)
 
 
-def _compared(cell: Agreement) -> tuple[str, ...]:
+def _compared(cell: "Agreement") -> tuple[str, ...]:
     """A cell of two sweeps, with its speed-up in both."""
     from marsbench.findings.in_words import with_interval
 

@@ -1,7 +1,5 @@
 """Making checkpoints, and what they are made from: `fetch`, `adapt`, `distill`, `train`, `training-speed`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, cast, get_args

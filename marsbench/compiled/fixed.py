@@ -8,8 +8,6 @@ that has ended is frozen. So propose, forward, accept and commit need no number 
 one small tensor a step. Joining, leaving and changing the shape stay outside.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,7 +36,7 @@ class Shape(NamedTuple):
     sampled: bool  # whether any row samples
     cut: bool = False  # whether any row samples from a part of the tokens only
 
-    def fits(self, needed: Shape) -> bool:
+    def fits(self, needed: "Shape") -> bool:
         """Whether it is enough for another, and not far too much."""
         enough = all(mine >= other for mine, other in zip(self, needed, strict=True))
         return enough and self.rows < 2 * needed.rows and self.length <= 2 * needed.length
@@ -50,7 +48,7 @@ class FixedCache(RaggedCache):
     fixed = True
 
     @classmethod
-    def like(cls, other: RaggedCache, rows: int, slots: int) -> FixedCache:
+    def like(cls, other: RaggedCache, rows: int, slots: int) -> "FixedCache":
         """An empty cache for the model whose keys and values `other` holds."""
         cache = cls()
         cache._rows, cache._capacity = rows, slots + 1
@@ -65,7 +63,7 @@ class FixedCache(RaggedCache):
             cache._layers.append((both[0], both[1]))
         return cache
 
-    def alias(self) -> FixedCache:
+    def alias(self) -> "FixedCache":
         """The same stores, to be prepared for another forward."""
         cache = FixedCache()
         cache._rows, cache._capacity, cache._layers = self._rows, self._capacity, self._layers
@@ -157,7 +155,7 @@ def static_step(decoder: Decoder, method: Method, stand: Stand) -> Tensor:
 class Steps:
     """Runs steps on stands, operation by operation."""
 
-    def place(self, decoder: Decoder, method: Method, device: torch.device) -> Fixed:
+    def place(self, decoder: Decoder, method: Method, device: torch.device) -> "Fixed":
         """An empty place, for a method whose windows have a fixed shape."""
         return Fixed(self, decoder, method)
 

@@ -1,7 +1,5 @@
 """Steps of fixed shape as graphs: by `torch.compile`, and as CUDA graphs where there is CUDA."""
 
-from __future__ import annotations
-
 import sysconfig
 import time
 import types

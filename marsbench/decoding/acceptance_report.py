@@ -4,8 +4,6 @@
 speculators' `acceptance.csv`. Forwards that verify no draft count in none of them, but in tokens per forward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,12 +19,12 @@ class Acceptance:
     accepted_at: tuple[int, ...]  # how often the draft at each position was right, and all before it
 
     @classmethod
-    def of(cls, generations: Iterable[Generation]) -> Acceptance:
+    def of(cls, generations: Iterable[Generation]) -> "Acceptance":
         """Counted over all answers together."""
         return cls.counted(generation.acceptance_histogram_by_draft_length for generation in generations)
 
     @classmethod
-    def counted(cls, histograms: Iterable[Mapping[int, Sequence[int]]]) -> Acceptance:
+    def counted(cls, histograms: Iterable[Mapping[int, Sequence[int]]]) -> "Acceptance":
         """Of histograms: drafts of a forward -> how many forwards found 0, 1, ... of them right."""
         drafts, tokens, right = 0, 0, list[int]()
         for histogram in histograms:

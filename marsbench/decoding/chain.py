@@ -1,7 +1,5 @@
 """Reading masks: side by side, or, behind a draft head, as a chain in which each knows the guess before it."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ Every method runs through this loop and this cache; a method only says what to p
 finished leaves the batch, and new ones may join it at any time. The rows lie on the device, the seats on the host.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

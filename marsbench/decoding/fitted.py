@@ -1,7 +1,5 @@
 """Rows whose steps are fitted to them: as many positions as the fullest row needs, no row that has ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -48,7 +46,7 @@ class Fitted:
         found = told(of_rows, number, 0 if accepted.in_order else accepted.ids.shape[1])
         return lambda: found
 
-    def take_in(self, newcomers: Sequence[Fitted]) -> None:
+    def take_in(self, newcomers: "Sequence[Fitted]") -> None:
         """Put the rows of others behind the own ones; the others must not be used any more."""
         lots = [lot for lot in (self, *newcomers) if lot.seats]
         if not lots:

@@ -3,8 +3,6 @@
 Nothing heavy is imported here: the registry of methods speaks of these types, and lists itself at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -70,7 +68,7 @@ class Generation:
     @classmethod
     def of(
         cls, emitted: list[int], settled_by: list[int], forwards: int, finish: Finish, drafted: Sequence[int] = ()
-    ) -> Generation:
+    ) -> "Generation":
         """Made of all tokens that were emitted, an EOS among them."""
         kept, eos_id = (emitted[:-1], emitted[-1]) if finish == "eos" else (emitted, None)
         return cls(kept, settled_by, forwards, finish, eos_id, [*drafted])

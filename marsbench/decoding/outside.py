@@ -1,7 +1,5 @@
 """Methods that bring a loop of their own: they get the same requests, and their answers are cut by the same rules."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar

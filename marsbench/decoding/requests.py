@@ -3,8 +3,6 @@
 The last is the host's side of the rows in flight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

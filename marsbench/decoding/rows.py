@@ -1,7 +1,5 @@
 """What methods work on: the rows in flight, and what a method accepts of the model's answer for them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -134,7 +132,7 @@ class Rows:
             setattr(self, name, values[chosen])
         self.measure()
 
-    def extend(self, *others: Rows) -> None:
+    def extend(self, *others: "Rows") -> None:
         """Put the rows of other batches behind the own ones; the others must not be used any more."""
         every = (self, *others)
         for rows in every:
@@ -182,7 +180,7 @@ class Accepted(NamedTuple):
         return self.ids.gather(1, self.advance.unsqueeze(1) - 1).squeeze(1)
 
     @classmethod
-    def run(cls, rows: Rows, ids: Tensor, count: Tensor, kept: Tensor) -> Accepted:
+    def run(cls, rows: Rows, ids: Tensor, count: Tensor, kept: Tensor) -> "Accepted":
         """The first `count` [N] of the candidates `ids` [N, K] that follow the committed tokens."""
         offset = torch.arange(ids.shape[1], device=ids.device)
         return cls(ids, rows.length.unsqueeze(1) + offset, offset < count.unsqueeze(1), count, kept, True, rows.drafted)

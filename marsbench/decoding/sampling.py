@@ -8,8 +8,6 @@ rejection rule: a draft d is kept with probability p(d), and a rejected one is r
 softmax, so all of this holds for them too.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """One step of rows: propose, forward, accept, commit. Every method runs through it, in shapes of either kind."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import ClassVar
 

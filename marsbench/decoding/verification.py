@@ -4,8 +4,6 @@ Attention is causal, so the logits at a draft are the AR logits as long as every
 guessed the drafts, the output is that of AR decoding, greedy or sampled (arXiv 2211.17192, 2302.01318).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ In every window a row's last committed token stands at the same entry, `last(row
 stands where, and who sees whom, is the same for all rows, and is worked out once for every shape that recurs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

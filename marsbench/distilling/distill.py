@@ -5,8 +5,6 @@ Prompts are read as the model sees them, and answers checked as the trainer will
 Answers are logged beside the data as they come, and the data appears whole, in the order of the prompts.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random

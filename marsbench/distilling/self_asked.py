@@ -3,8 +3,6 @@
 For users without prompts: what a model takes for a question is like what it was taught to answer.
 """
 
-from __future__ import annotations
-
 import json
 from itertools import count
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What task files call: readers of answers and checkers, stock ones repaired where they err; the world's questions."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

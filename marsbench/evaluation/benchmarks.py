@@ -3,8 +3,6 @@
 What a benchmark is called and scored by stands in its task file, under `metadata`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

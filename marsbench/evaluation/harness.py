@@ -4,8 +4,6 @@ Every answer is logged as soon as its row is finished. An interrupted evaluation
 scored again without a model: both go through the same `evaluate`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,16 +45,16 @@ class Exam:
     def number(self, task: str, nth: int) -> int:
         return self.numbers[task][self.places[task][nth]]
 
-    def first(self, limit: int | None) -> Exam:
+    def first(self, limit: int | None) -> "Exam":
         """So many questions, as evenly from all subtasks as can be, each one's first; None = all."""
         in_turn = sorted((nth, task) for task, places in self.places.items() for nth in range(len(places)))
         return self.only(self.number(task, nth) for nth, task in in_turn[:limit])
 
-    def shard(self, part: int, parts: int) -> Exam:
+    def shard(self, part: int, parts: int) -> "Exam":
         """The questions of one of several parts, counted from 1."""
         return self.only(self.asked()[part - 1 :: parts])
 
-    def only(self, wanted: Iterable[int]) -> Exam:
+    def only(self, wanted: Iterable[int]) -> "Exam":
         """Those of the questions whose number is among the wanted ones."""
         wanted = set(wanted)
         places = {

@@ -4,8 +4,6 @@ The tests are EvalPlus's: inputs, and a reference solution whose outputs are rig
 generated programs run in the sandbox only. Inputs are plain JSON; evalplus converts none of HumanEval's either.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout

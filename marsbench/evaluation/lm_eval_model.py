@@ -1,7 +1,5 @@
 """The model that `lm_eval --model marsbench` runs: a checkpoint decoded by our engine on lm-eval's own tasks."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections import Counter
@@ -152,13 +150,15 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         self._emitted = self._forwards = 0
 
     @classmethod
-    def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> MarsbenchLM:
+    def create_from_arg_string(
+        cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
+    ) -> "MarsbenchLM":
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     @classmethod
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
-    ) -> MarsbenchLM:
+    ) -> "MarsbenchLM":
         """The model that lm-eval asks for, by `--model_args` and by options of its own; the former count more."""
         given = {name: value for name, value in (additional_config or {}).items() if value is not None}
         if _on_command_line() and not asks_for_rows(sys.argv[1:]):

@@ -11,8 +11,6 @@ what is past it acts as the user who scores; programs may read what the interpre
 machine's time and memory up to their limits. Score what was written to attack in a container, as a user of its own.
 """
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import os

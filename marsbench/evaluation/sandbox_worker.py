@@ -9,8 +9,6 @@ The lock exists because evalplus's guard only replaces some functions of `os`; s
 ways out are removed, and resource limits bound the rest.
 """
 
-from __future__ import annotations
-
 import _posixsubprocess
 import io
 import math

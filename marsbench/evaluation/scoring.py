@@ -1,7 +1,5 @@
 """Scoring logged responses without a model, and comparing two logs question by question."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

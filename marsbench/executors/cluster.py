@@ -4,8 +4,6 @@ A task is handed over once all that it comes after have ended, and with what the
 runs. What needs a node for itself is held back until one is free. Only what was asked for a cluster imports this.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
@@ -43,7 +41,7 @@ class _Node:
     gpus: int
 
     @classmethod
-    def alive(cls) -> list[_Node]:
+    def alive(cls) -> "list[_Node]":
         return [
             cls(node["NodeID"], node["NodeManagerHostname"], int(held["CPU"]), int(held.get("GPU", 0)))
             for node in ray.nodes()  # type: ignore[no-untyped-call]

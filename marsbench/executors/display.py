@@ -1,7 +1,5 @@
 """One display of all that goes on, wherever it does."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -27,7 +25,7 @@ class Display(ExitStack):
         self._ended: set[str] = set()
         self._begun, self._over = time.monotonic(), Event()
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> "Display":
         for name in self._tasks:  # an earlier run may have been killed
             forget_state(self._logs, name)
         title = f"{len(self._tasks)} pieces of work"

@@ -4,8 +4,6 @@ Every worker is a pool of one process, so that a lost process loses one task. On
 has imported what is heavy.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

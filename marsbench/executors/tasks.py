@@ -1,7 +1,5 @@
 """Tasks that depend on each other, what a process does with one, and the interface behind which all are carried out."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

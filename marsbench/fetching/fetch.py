@@ -4,8 +4,6 @@ The folder is one that plain transformers loads. `<|mask|>` takes the place of a
 no embedding grows. The tokenizer of a GGUF file is put together from the file's own tokens and merges.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

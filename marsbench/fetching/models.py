@@ -5,8 +5,6 @@ A name such as `smollm2-135m` means whichever weights are there or can be had; `
 So what is kept of a model is kept under the longer name.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A benchmark gives an effect of its own, and the claim's is their mean; where the
 table asks, the finding says so. Published effects are worked out of the paper's own averages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import sub

@@ -1,7 +1,5 @@
 """Finding the measurement that belongs in a place of a report, or the paper's number, which is labelled in print."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from statistics import mean
 

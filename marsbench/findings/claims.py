@@ -4,8 +4,6 @@ Numbers travel as floats. `rendering/claims.py` puts into words what a claim say
 back, those that a claim itself holds neither.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
@@ -60,13 +58,13 @@ NOT_MEASURED = Measured()
 class Finding:
     """What rows say of a claim: the effect, and on which side of the bound it lies."""
 
-    claim: Claim = field(compare=False)  # findings are the same that say the same
+    claim: "Claim" = field(compare=False)  # findings are the same that say the same
     measured: Measured = NOT_MEASURED
     side: Verdict = "not run"  # by its own interval
     seeds: int = 1  # training seeds behind it
     p: float | None = None  # of the side, see `decisions.p_value`
     after_holm: float | None = None  # its p among those of all claims tested; None where it is no test
-    beside: tuple[tuple[str, Finding], ...] = ()  # what is shown beside it, with its words
+    beside: "tuple[tuple[str, Finding], ...]" = ()  # what is shown beside it, with its words
 
     @property
     def estimate(self) -> Estimate | None:
@@ -117,7 +115,7 @@ class Claim:
     prepared: Callable[[Sequence[Row]], Sequence[Row]] = list  # what is worked out of one seed's rows first
     check: bool = False  # whether it cannot come out otherwise unless something is broken
     untestable: str = ""  # why small models on a processor cannot test it, where they cannot
-    beside: tuple[tuple[str, Claim], ...] = ()  # what is shown beside its number and judged by nobody, with its words
+    beside: "tuple[tuple[str, Claim], ...]" = ()  # what is shown beside its number and judged by nobody, with its words
 
     @property
     def papers(self) -> bool:

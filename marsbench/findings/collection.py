@@ -1,7 +1,5 @@
 """The rows behind all pages of a scale, by training seed: what the pages on the whole paper are rendered from."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Rows as a table for other tools: merged from several files, filtered, exported through pandas."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Sequence
@@ -68,7 +66,7 @@ def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def frame(rows: Sequence[Row]) -> pd.DataFrame:
+def frame(rows: Sequence[Row]) -> "pd.DataFrame":
     """One line per row, a column per field, and columns of what follows from them; lists stay lists."""
     import pandas as pd
 
@@ -94,7 +92,7 @@ def derived(row: Row) -> dict[str, float]:
     return {}
 
 
-def _one_type(column: pd.Series[Any]) -> pd.Series[Any]:
+def _one_type(column: "pd.Series[Any]") -> "pd.Series[Any]":
     """A column that Parquet can hold: where rows of different kinds disagree about its type, everything is JSON."""
     known = column.dropna()
     lists = [value for value in known if isinstance(value, list)]

@@ -1,7 +1,5 @@
 """How numbers are written: with their intervals, their signs, and as many digits as they deserve."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from math import isfinite
 

@@ -1,7 +1,5 @@
 """What a page takes from a store: answers of its lines, their trainings, and rows of kinds that it alone measures."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet

@@ -1,7 +1,5 @@
 """Several training seeds put together: rows that stand for all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Reading a sweep: its cells by contender and batch size, and what each of them comes to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,14 +27,14 @@ class SweepCells:
     step_times: StepTimeRow | None = None
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> SweepCells:
+    def of(cls, rows: Sequence[Row]) -> "SweepCells":
         """The sweep among rows; of a cell measured twice, the last. Carried acceptance says nothing of a checkpoint."""
         cells = {row.key: row for row in rows if isinstance(row, SweepRow) and "acceptance" not in row.options}
         timed = [row for row in rows if isinstance(row, StepTimeRow)]
         return cls(list(cells.values()), timed[-1] if timed else None)
 
     @classmethod
-    def by_race(cls, rows: Sequence[Row]) -> dict[tuple[str, int], SweepCells]:
+    def by_race(cls, rows: Sequence[Row]) -> "dict[tuple[str, int], SweepCells]":
         """The sweeps among rows by type of weights and number of prompts: only answers to the same prompts compare.
 
         In the order of the rows, of each type the one of most prompts first.
@@ -55,7 +53,7 @@ class SweepCells:
         return {(row.contender, row.batch_size): row for row in self.rows if row.status == "done"}
 
     @cached_property
-    def eager(self) -> SweepCells:
+    def eager(self) -> "SweepCells":
         return SweepCells([row for row in self.rows if not row.compiled], self.step_times)
 
     @property

@@ -9,8 +9,6 @@ The window says which entries are masks; ids are not looked at. In a lean decode
 training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,7 +43,7 @@ class Adapter:
     maps: Mapping[str, LowRank]  # by the name of the linear layer in the model's decoder: "layers.0.mlp.up_proj"
     head: DraftHead | None = None  # what tells masks of the guesses before them
 
-    def like(self, values: Tensor) -> Adapter:
+    def like(self, values: Tensor) -> "Adapter":
         """The same on the device of some values, in their type."""
         maps = {name: LowRank(down.to(values), up.to(values)) for name, (down, up) in self.maps.items()}
         head = self.head and type(self.head)(*(tensor.to(values) for tensor in self.head))

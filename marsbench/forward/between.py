@@ -5,8 +5,6 @@ weights are packed on a CPU, where some twenty small operations a layer take as 
 result does not depend on what stands beside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Keys and values are written at each row's own slots; entries that turned out wro
 and overwritten by the next write. It has the one method that models of transformers call, `update`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -108,7 +106,7 @@ class RaggedCache:
             for layer in range(len(self._layers)):
                 self._resize(layer, rows)
 
-    def extend(self, *others: RaggedCache) -> None:
+    def extend(self, *others: "RaggedCache") -> None:
         """Take the rows in use of other caches of the same model, behind the own ones; the others are left empty."""
         rows = self._rows + sum(other._rows for other in others)
         self._capacity = max(cache._capacity for cache in (self, *others))

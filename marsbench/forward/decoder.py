@@ -9,8 +9,6 @@ A batch asks for its decoder once, when it begins: `decoder_of` looks at the mod
 of its weights. Until the batch has ended, nobody may hang anything on the model or write to it; steps do not look.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace

@@ -8,8 +8,6 @@ whatever the head does.
 In decoding, a mask's likeliest tokens alone are left to choose from: a large vocabulary is not gone through again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +36,7 @@ class Markov(NamedTuple):
     after: Tensor  # [V, r]
 
     @classmethod
-    def fresh(cls, vocabulary: int, size: int) -> Markov:
+    def fresh(cls, vocabulary: int, size: int) -> "Markov":
         """One that changes nothing yet."""
         return cls(torch.randn(vocabulary, _RANK) / math.sqrt(_RANK), torch.zeros(vocabulary, _RANK))
 
@@ -55,7 +53,7 @@ class Network(NamedTuple):
     out: Tensor  # [H, F]
 
     @classmethod
-    def fresh(cls, vocabulary: int, size: int) -> Network:
+    def fresh(cls, vocabulary: int, size: int) -> "Network":
         """One that changes nothing yet."""
         first, second = (nn.init.kaiming_uniform_(torch.empty(size, size), a=math.sqrt(5)) for _ in range(2))
         return cls(first, second, torch.zeros(size, size))

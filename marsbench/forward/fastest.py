@@ -6,8 +6,6 @@ is not used. Where it is slower at many, torch takes those over in fp32. In bf16
 number of positions would make verified answers differ from `ar`'s. What that costs is in `times_torch`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -7,8 +7,6 @@ gives one block to each key head, which leaves most of a GPU idle, so parts of t
 with the logarithm of its sum of exponentials, and are weighed by that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """What a model can read: the tokens that it has an embedding for, and how many of them at a time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from marsbench.errors import UserError, integer

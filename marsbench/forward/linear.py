@@ -9,8 +9,6 @@ bf16 too. Where `linear.cpp` cannot be built, or is slower on this CPU, it is `F
 The packed copies lie beside the model and take as much memory as its weights; nothing is written to it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,7 +74,7 @@ class Copy:
     most: int  # positions, up to which it is used
 
     @classmethod
-    def of(cls, weights: list[Tensor], biases: list[Tensor | None], most: int) -> Copy:
+    def of(cls, weights: list[Tensor], biases: list[Tensor | None], most: int) -> "Copy":
         """Made now; layers without a bias get zeros where others have one."""
         bias = None
         if any(bias is not None for bias in biases):
@@ -269,7 +267,7 @@ class _Maps(NamedTuple):
     packed_columns: list[Tensor]  # likewise, of the layers, from the top
 
     @classmethod
-    def of(cls, pairs: Sequence[Sequence[LowRank]], is_native: bool) -> _Maps:
+    def of(cls, pairs: Sequence[Sequence[LowRank]], is_native: bool) -> "_Maps":
         """Made of the layers' factors, output by output; a layer without a map has factors of rank 0."""
         every = [pair for of_output in pairs for pair in of_output]
         ups: list[Tensor] = [torch.block_diag(*[pair.up for pair in of_output]) for of_output in pairs]  # type: ignore[no-untyped-call]

@@ -1,7 +1,5 @@
 """Attention: who sees whom, as what it adds to its scores, and which of torch's kernels are left out."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -4,8 +4,6 @@ Between the modules' outputs and a model's logits lies what its class does itsel
 too; what is not is refused by name, found out by a short comparison with the model's own forward pass.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from contextlib import nullcontext, suppress

@@ -4,8 +4,6 @@ They are never needed: there is another way to the same numbers, up to rounding,
 seconds; the library is kept beside the models that are fetched.
 """
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 import os

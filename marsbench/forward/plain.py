@@ -4,8 +4,6 @@ Whoever skips a model's modules and reads their weights must know that nothing h
 quantised layer, no `forward` of an instance's own. All of that may come and go between two batches.
 """
 
-from __future__ import annotations
-
 from types import ModuleType
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a forward pass is given and gives: a window of token entries, and the model's answer to it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What checks work with: the device, a trained model that comes with the package, models of true size at random."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time
@@ -181,7 +179,7 @@ class Bench:
     def timed(
         self, model: Any, name: str, *, rows: int, kind: KindOfBatch, options: Mapping[str, Any] | None = None,
         carried: Carried | None = None,
-    ) -> Timed:  # fmt: skip
+    ) -> "Timed":  # fmt: skip
         """One decode, after one that met all its shapes; without options, windows settle all that they guess."""
         self.say(f"{name}, {rows} at once{'' if kind is Batch else ', captured'}{', carried over' if carried else ''}")
         given = {"block_size": BLOCK_SIZE, **({"threshold": 0.0} if name == "mars" else {}), **(options or {})}

@@ -1,7 +1,5 @@
 """The checks. Each says in its first line what holds where it holds; its numbers become a row."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 import time

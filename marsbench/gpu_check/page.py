@@ -1,7 +1,5 @@
 """The page on GPUs, from the rows in results/gpu: what the checks found, what a step costs, how much faster MARS is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any

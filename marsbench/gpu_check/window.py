@@ -6,8 +6,6 @@ a limit of its own, and what it has measured is written at once. The real model'
 type. An interrupted window goes on where it stopped; nothing is fetched.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

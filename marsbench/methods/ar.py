@@ -1,7 +1,5 @@
 """Autoregressive decoding: one token per forward, the baseline that every other method is held against."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from marsbench.decoding.rows import Accepted, Most, Rows

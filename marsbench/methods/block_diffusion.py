@@ -1,7 +1,5 @@
 """Block diffusion, the paper's baseline: fill a block in any order, seeing all of it, then go on to the next one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

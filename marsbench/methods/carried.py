@@ -3,8 +3,6 @@
 See `marsbench/racing/carried.py` for whose numbers these may be.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

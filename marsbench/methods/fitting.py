@@ -1,7 +1,5 @@
 """Fitting a method to a checkpoint: what of the checkpoint the method takes, and whether they go together at all."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Greedy means greedy: whatever a checkpoint's `generation_config` asks for (a rep
 written, a kind of cache, ...) is left out, as our loop leaves it out. The models come out as they went in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +62,7 @@ class HfAssisted(OutsideMethod):
 
 
 def _generated(
-    model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, watching: list[_Forwards], **more: Any
+    model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, watching: "list[_Forwards]", **more: Any
 ) -> list[list[int]]:
     """New tokens of every request, to the furthest limit of all, within `generating_by`."""
     longest = max(len(request.prompt_ids) for request in requests)

@@ -1,7 +1,5 @@
 """Jacobi decoding (arXiv 2305.10427): guess a whole window, and let the model correct it until it stands still."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@ The weights that our loop decodes are written as a GGUF file, in their own type 
 Python package. Tokens go in and come out; of the tokenizer nothing is written.
 """
 
-from __future__ import annotations
-
 import atexit
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 With a KV cache, with the paper's block-level one, and with none.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import torch

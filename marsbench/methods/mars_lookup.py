@@ -8,8 +8,6 @@ alone, without masks: most such chains break somewhere, and masks behind the bre
 Where nothing is found either, masks begin anew.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

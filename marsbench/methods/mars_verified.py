@@ -5,8 +5,6 @@ while it drafts again. Attention is causal and no token ever sees a mask, so the
 whatever the threshold, which only prunes drafts that are unlikely to be right.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

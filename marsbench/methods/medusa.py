@@ -1,7 +1,5 @@
 """Medusa (arXiv 2401.10774): extra heads on a frozen model draft a tree of continuations, the model verifies it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod

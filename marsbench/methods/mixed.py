@@ -6,8 +6,6 @@ the drafts that the next forward checks. So rows of all three share one forward,
 step.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -3,8 +3,6 @@
 threshold: float = option("Confidence to accept a token.", 0.95, least=0, most=1)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Real

@@ -1,7 +1,5 @@
 """Prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding): what followed last time is the draft."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

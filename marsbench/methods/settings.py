@@ -1,7 +1,5 @@
 """A checkpoint's own settings of generation: what decoding leaves out, and how `generate` is kept from them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

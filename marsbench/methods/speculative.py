@@ -3,8 +3,6 @@
 `MarsSpeculative` goes on by itself behind what is verified: mask groups stand after every draft (paper section 4.6).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
 from math import isfinite

@@ -4,8 +4,6 @@
 drafts in vain. Here no mask ever stands behind a draft, so each forward is narrow, and there are twice as many.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from marsbench.decoding.generation import Layout

@@ -1,7 +1,5 @@
 """A page to explore: races over any baseline, and answers side by side, in one file without a network."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """README's first screen: what MARS promises beside what was measured, in a table and a picture, between two marks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The index: every claim with the paper's number, what was measured and the verdict, then a line for every page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import PurePosixPath

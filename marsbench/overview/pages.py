@@ -1,7 +1,5 @@
 """Writing pages: a study's page with its figures, and the pages on the whole paper. Nothing reads a page back."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

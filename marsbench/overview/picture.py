@@ -1,7 +1,5 @@
 """README's picture: a dozen claims, the paper's number beside the one measured with its interval."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill

@@ -3,8 +3,6 @@
 Estimates, like those that they are made of; nothing is run, read or fetched.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any

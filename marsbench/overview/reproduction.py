@@ -1,7 +1,5 @@
 """From the name of a page to its rows, the page itself, and the pages on the whole paper."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ They lie beside this file in `reference.jsonl`, one value per line, as printed i
 here is ever mixed with them: whoever shows one says that it is published.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The scales a table can be reproduced at: models, data, budgets and limits, one YAML file each."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -36,13 +34,13 @@ class Budget:
     cycle: int | None = None
     sequences: int | None = None  # of the world to go over `epochs` times; None = each is met once
 
-    def part(self, share: float) -> Budget:
+    def part(self, share: float) -> "Budget":
         if share == 1 or self.steps is None:
             return self
         steps = round(share * self.steps)
         return replace(self, steps=steps, cycle=self.cycle and min(self.cycle, steps))
 
-    def longer(self, times: int) -> Budget:
+    def longer(self, times: int) -> "Budget":
         """The budget for as many times the data, each sequence met as often."""
         return replace(
             self, steps=self.steps and times * self.steps, sequences=self.sequences and times * self.sequences
@@ -152,7 +150,7 @@ class Preset:
         ready = plain or self.published.get(f"{stage}-b{block_size}")
         return self.pretrained.base if ready is None and self.pretrained and stage == "base" else ready
 
-    def with_checkpoints(self, given: Sequence[str], *, train_all: bool = False) -> Preset:
+    def with_checkpoints(self, given: Sequence[str], *, train_all: bool = False) -> "Preset":
         """The same scale with `STAGE=CHECKPOINT` entries for its published ones, or in place of all (`train_all`)."""
         published = {} if train_all else {**self.published}
         for entry in given:
@@ -173,7 +171,7 @@ class Preset:
     def adapted(
         self, *, base: str | None = None, chat_data: str | None = None, steps: int | None = None,
         batch_size: int | None = None, head: HeadKind | None = None,
-    ) -> Preset:  # fmt: skip
+    ) -> "Preset":  # fmt: skip
         """The same scale with another base, chat data or draft head, or with every stage's budget changed."""
         if self.pretrained is None and (base or chat_data):
             raise UserError(

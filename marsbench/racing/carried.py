@@ -10,8 +10,6 @@ A table in YAML, as other suites exchange them, says the mean tokens of a step b
       thinking_off: {1: 1.7, 3: 2.4}
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from itertools import accumulate

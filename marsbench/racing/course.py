@@ -1,7 +1,5 @@
 """The course that all contenders of a grid run: their models, loaded once, the prompts, the questions behind them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, cached_property

@@ -12,19 +12,17 @@ A list among a contender's settings stands for as many contenders; several lists
 `acceptance: {mean: 1.8}` it keeps so many tokens a step, whatever the model says (see `carried.py`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, Required
 
 import yaml
 from pydantic import Field, with_config
-from typing_extensions import NotRequired, Required, TypedDict
+from typing_extensions import TypedDict
 
 from marsbench.errors import UserError, told_to_user
 from marsbench.json_lines import parse_json, read_text
@@ -60,14 +58,14 @@ class Grid:
     def checkpoints(self) -> list[TrainedStage]:
         return checkpoints_of(self.contenders)
 
-    def part(self, shard: tuple[int, int]) -> Grid:
+    def part(self, shard: tuple[int, int]) -> "Grid":
         """The baselines and every nth of the other contenders, for one of several machines."""
         others = [contender for contender in self.contenders if contender.name not in BASELINES]
         mine = others[shard[0] - 1 :: shard[1]]
         chosen = tuple(contender for contender in self.contenders if contender.name in BASELINES or contender in mine)
         return replace(self, contenders=chosen)
 
-    def at(self, batch_size: int) -> Grid:
+    def at(self, batch_size: int) -> "Grid":
         """The race at one batch size; forward passes are timed with the first."""
         first = batch_size == self.batch_sizes[0]
         return replace(self, batch_sizes=(batch_size,), positions=self.positions if first else 0)

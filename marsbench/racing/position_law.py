@@ -4,8 +4,6 @@ So the fastest window for a batch size follows from two measurements that need n
 positions on this machine, and how many forwards each prompt takes with each window, which no batch size changes.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +101,7 @@ class Work:
     prompt_positions: int  # tokens of all prompts
 
     @classmethod
-    def of(cls, row: SweepRow) -> Work:
+    def of(cls, row: SweepRow) -> "Work":
         return cls(sum(row.emitted), row.row_forwards, row.positions, row.prompt_positions)
 
     @property

@@ -1,7 +1,5 @@
 """The questions of a sweep: prompts made by lm-eval's tasks, and the score of any response, worked out once."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -35,13 +33,13 @@ class Questions:
     def benchmarks(self) -> list[str]:
         return list(self.exams)
 
-    def prompts(self, tokenizer: Any, room: int) -> Prompts:
+    def prompts(self, tokenizer: Any, room: int) -> "Prompts":
         """The prompts as token ids; of those longer than `room` tokens, the end."""
         whole = tokenizer([question.prompt for question in self.questions], add_special_tokens=False).input_ids
         cut = [without_beginning(ids, room) for ids in whole]
         return Prompts([ids for ids, _ in cut], [count for _, count in cut])
 
-    def cut_in_words(self, prompts: Prompts, room: int) -> list[str]:
+    def cut_in_words(self, prompts: "Prompts", room: int) -> list[str]:
         """A line for each benchmark whose prompts lost their beginnings."""
         cuts = {name: prompts.cuts[place :: len(self.exams)] for place, name in enumerate(self.exams)}
         return [said for name, found in cuts.items() if (said := cut_in_words(name, found, room))]

@@ -7,8 +7,6 @@ The first lap is watched and not timed: it yields the tokens, the work and the m
 after it are timed and not watched; they must yield the same tokens.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -49,7 +47,7 @@ class Watched:
     meter: Meter = field(default_factory=Meter)
 
     @classmethod
-    def of(cls, generations: list[Generation], watch: Stopwatch, started: float) -> Watched:
+    def of(cls, generations: list[Generation], watch: Stopwatch, started: float) -> "Watched":
         """A batch whose rows all joined at its first forward: when their tokens came, and the work."""
         after = [stamp - started for stamp in watch.stamps]
         return cls(
@@ -144,7 +142,7 @@ class Outcome(Watched):
     def row_forwards(self) -> int:
         return sum(generation.forwards for generation in self.generations)
 
-    def speed_over(self, ar: Outcome) -> Estimate:
+    def speed_over(self, ar: "Outcome") -> Estimate:
         """Its tokens per second over those of another contender of the same race, lap by lap."""
         theirs, mine = ([lap * self.emitted for lap in ar.seconds], [lap * ar.emitted for lap in self.seconds])
         return median_ratio(theirs, mine)

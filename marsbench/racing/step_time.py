@@ -1,7 +1,5 @@
 """What one step of the loop costs by the shape of its window, and how fast a device reads memory."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

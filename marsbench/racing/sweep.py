@@ -1,7 +1,5 @@
 """The speed sweep: every contender of a grid at every batch size, speed and accuracy from the same generations."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

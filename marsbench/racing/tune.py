@@ -1,7 +1,5 @@
 """Which window and threshold to use: the acceptance of each setting measured once, its speed by the position law."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from marsbench.line import Line

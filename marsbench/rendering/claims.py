@@ -1,7 +1,5 @@
 """Claims in words: one table of what is claimed, published and measured, for pages, the index and README."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import inf

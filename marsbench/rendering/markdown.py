@@ -1,7 +1,5 @@
 """How reports write tables, and layouts: prose in Markdown files, with slots in braces for what rows say."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import resources

@@ -1,7 +1,5 @@
 """What was measured: accuracy and speed of every line of a table beside the paper's, and why a cell has no numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """Pages whose prose is a layout, with slots for what rows say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 

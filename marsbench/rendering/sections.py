@@ -1,7 +1,5 @@
 """The sections of reports on trained checkpoints: title, how the page was made, known deviations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

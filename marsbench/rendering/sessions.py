@@ -1,7 +1,5 @@
 """The nox sessions of pages. Nothing is imported here that nox's own environment may lack."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -4,8 +4,6 @@ Rows are JSON Lines. `kind` names the class, `schema` its version; a reader acce
 what an older one lacked. Raw per-question values are kept, so that every statistic in a report can be recomputed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import median
@@ -22,7 +20,7 @@ SCHEMA = 1
 Status = Literal["done", "skipped", "failed", "timeout"]
 
 
-_KINDS: dict[str, type[Row]] = {}  # by what a line calls them
+_KINDS: "dict[str, type[Row]]" = {}  # by what a line calls them
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ A run appends what it measures to one file, row by row, safe against interruptio
 pages show lies in stores, a folder for each scale and training seed: a measurement stands there once.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Where a run keeps its things below one output folder."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil
@@ -69,13 +67,13 @@ class Workspace:
         names = sorted({*self.pages, page})
         write_atomically(self.store / _PAGES, (json.dumps(names, indent=0) + "\n").encode())
 
-    def variants(self) -> list[Workspace]:
+    def variants(self) -> "list[Workspace]":
         """The same folders for everything of this scale that has rows, the scale's own benchmarks first."""
         folder = self.root / "results" / self.scale
         names = sorted(path.name for path in folder.glob("*") if path.is_dir())
         return [replace(self, variant=name) for name in ("", *names)]
 
-    def seeds(self) -> dict[int, Workspace]:
+    def seeds(self) -> "dict[int, Workspace]":
         """Training seed -> the folders of its rows, for those with pages; seed 0, which has this one's, always."""
         places = [place for place in self.variants() if place.variant.startswith("seed") and place.pages]
         numbers = [place.variant.removeprefix("seed") for place in places]

@@ -1,7 +1,5 @@
 """Cells: a line of a table on one benchmark, answered, scored and kept as a row."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The checkpoints of a run: which are there, which are trained now, which there cannot be."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -3,8 +3,6 @@
 Pure arithmetic over the presets and the paper's numbers; nothing is run, read or fetched.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from marsbench.line import TrainedStage

@@ -4,8 +4,6 @@ An *line* is one line of a table: a trained stage, decoded by a method with its 
 benchmark of the scale; one line on one benchmark is a cell.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass

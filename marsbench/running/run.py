@@ -3,8 +3,6 @@
 Whatever is finished is on disk, so an interrupted run goes on where it stopped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,7 +71,7 @@ class Run:
         limits = [count for count in (self.limit or self.scale.questions, wanted) if count is not None]
         return min(limits, default=None)
 
-    def exam(self, name: str, questions: int | None = None) -> Exam:
+    def exam(self, name: str, questions: int | None = None) -> "Exam":
         """A benchmark's questions that this run asks, so many at most; None = all."""
         from marsbench.evaluation.harness import prepare
 

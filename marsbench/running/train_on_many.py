@@ -3,8 +3,6 @@
 The processes share the work of every step (FSDP) and leave the checkpoint; whoever started them makes its row.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import pickle

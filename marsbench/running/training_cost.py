@@ -6,8 +6,6 @@ that its peak is its own. What is trained is the scale's base with the scale's d
 changes no speed.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import tempfile
 import time

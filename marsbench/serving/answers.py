@@ -1,7 +1,5 @@
 """From a request's body to jobs, and from the engine's tokens to an answer's body."""
 
-from __future__ import annotations
-
 import asyncio
 import codecs
 import functools

@@ -1,7 +1,5 @@
 """The routes: OpenAI's, and a few of our own."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -6,8 +6,6 @@ A long prompt comes in pieces, one between two steps, so that no answer stalls.
 It knows nothing of HTTP or text. Its driver calls `work` again and again, and now and then passes on the report.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

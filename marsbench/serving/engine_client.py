@@ -3,8 +3,6 @@
 Everything here runs on the event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

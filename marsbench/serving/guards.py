@@ -1,7 +1,5 @@
 """What stands before every route: the key, the body, the log; and whether the client is still listening."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hmac

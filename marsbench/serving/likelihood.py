@@ -1,7 +1,5 @@
 """How probable a model holds an answer's tokens to be: its own AR log-probabilities, in a pass of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Nothing heavy is imported here.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,7 +55,7 @@ class Likelihood(NamedTuple):
     chosen: list[float]
     best: list[list[tuple[int, float]]]  # at each place, the most probable tokens and their log-probabilities
 
-    def part(self, count: int) -> Likelihood:
+    def part(self, count: int) -> "Likelihood":
         return Likelihood(self.tokens[:count], self.chosen[:count], self.best[:count])
 
 

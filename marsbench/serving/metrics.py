@@ -1,7 +1,5 @@
 """What a monitoring system reads: vLLM's names where it has one, so that its dashboards work, and a few of our own."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

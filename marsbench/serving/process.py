@@ -1,7 +1,5 @@
 """The engine in a process of its own, so that a forward never keeps the event loop from its clients."""
 
-from __future__ import annotations
-
 import gc
 import resource
 import select

@@ -1,7 +1,5 @@
 """A server from its first line to its last: the socket, the engine, the signals, the end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

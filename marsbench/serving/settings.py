@@ -1,7 +1,5 @@
 """All that a server is told when it starts, in one object that both of its processes have."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Text is made of each token's own bytes, so it does not depend on the portions th
 tokens instead loses what stands beside half a character where a tokenizer falls back to bytes.)
 """
 
-from __future__ import annotations
-
 import codecs
 import functools
 import re

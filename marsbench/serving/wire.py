@@ -3,8 +3,6 @@
 What this server cannot do is refused by name, unless it is asked for in the way that changes nothing.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass
@@ -38,12 +36,12 @@ class ApiError(Exception):
         return headers | ({"WWW-Authenticate": 'Basic realm="marsbench"'} if self.status == 401 else {})
 
     @classmethod
-    def wrong(cls, message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    def wrong(cls, message: str, param: str | None = None, code: str | None = None) -> "ApiError":
         """A request that can never be answered."""
         return cls(400, message, param=param, code=code)
 
     @classmethod
-    def not_ready(cls, why: str) -> ApiError:
+    def not_ready(cls, why: str) -> "ApiError":
         """No request can be served at the moment."""
         return cls(503, why, code="unavailable", retry_after=1)
 

@@ -3,8 +3,6 @@
 A curve is one checkpoint decoded at several thresholds: a point for each, straight lines between them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ All of it asks how far the interval reaches from its value towards a bound, at i
 value can say nothing else than the interval does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, log10
@@ -35,7 +33,7 @@ class Bound:
         return "does not hold" if interval.high < self.low or self.high < interval.low else "open"
 
     @classmethod
-    def losing_less_than(cls, margin: float) -> Bound:
+    def losing_less_than(cls, margin: float) -> "Bound":
         """Non-inferiority: worse by less than a margin, in the effect's unit."""
         if margin < 0:
             raise ValueError(f"a negative margin: {margin}")

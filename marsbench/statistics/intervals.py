@@ -16,8 +16,6 @@ several seeds were trained: a question's answer is then the share of them that w
 which level such an interval decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -56,7 +54,7 @@ class Estimate:
     interval: Interval
     n: int
 
-    def times(self, factor: float) -> Estimate:
+    def times(self, factor: float) -> "Estimate":
         """In another unit: 100 makes points of fractions."""
         return Estimate(factor * self.value, Interval(factor * self.interval.low, factor * self.interval.high), self.n)
 

@@ -1,7 +1,5 @@
 """Adapter: what writing into the model's weights costs and buys, beside an adapter that leaves the model as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Curves: AR SFT and MARS by training steps, from two bases and at two rates, and by the size of the model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

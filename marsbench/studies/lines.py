@@ -1,7 +1,5 @@
 """Lines that several studies have, and the block sizes, thresholds and batch sizes of the paper that make them up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from marsbench.line import Line

@@ -1,7 +1,5 @@
 """What a study is: everything that commands and pages need to know about one page of results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -61,10 +59,10 @@ class Study(Item):
 
     sections: Sections = lambda rows, scale, seeds: ()  # of its page
     figures: Callable[[Sequence[Row], Path], list[Path]] = lambda rows, folder: []  # writes them below a folder
-    measure: Callable[[Run], list[Row]] | None = None  # makes its rows beside answers, and those of its grid
+    measure: "Callable[[Run], list[Row]] | None" = None  # makes its rows beside answers, and those of its grid
     kinds: tuple[type[Row], ...] = ()  # what those rows are
     also: tuple[TablePlan, ...] = ()  # further lines that answer benchmarks
-    grid: Callable[[Preset, bool], Grid] | None = None  # what it races at a scale, in full or quickly
+    grid: "Callable[[Preset, bool], Grid] | None" = None  # what it races at a scale, in full or quickly
     stages: tuple[TrainedStage, ...] = ()  # what it trains that is neither its plan's nor its grid's
     in_world: bool = False  # whether its own `measure` is of the world's models alone
     timed: bool = False  # whether its own `measure` times something, so that nothing may run beside it
@@ -135,7 +133,7 @@ class Study(Item):
         return [] if self.trained_before else list(dict.fromkeys([*self.shows(scale, quick), *self.stages]))
 
 
-def measured_by(module: str, function: str) -> Callable[[Run], list[Row]]:
+def measured_by(module: str, function: str) -> "Callable[[Run], list[Row]]":
     """What makes a study's rows, by its place: only who measures imports it."""
     return lambda run: getattr(import_module(module), function)(run)
 

@@ -5,8 +5,6 @@ MARS training, at a threshold and always, MARS with a threshold, and MARS aligne
 where its released code does otherwise. The page also says what training costs, as the paper's Appendix A does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Literal

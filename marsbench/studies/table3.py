@@ -3,8 +3,6 @@
 The authors' ablation also weighs every sequence by 1/t, so that its gap mixes two changes; ours changes nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -5,8 +5,6 @@ Figure 3 draws Table 8, and AR SFT across it. Figure 6 compares metrics of confi
 draws it without numbers, and here the two benchmarks of its Figure 3 are asked.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A gated adapter on disk: a folder as peft lays one out, with the mask's vector and the draft head beside it."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -3,8 +3,6 @@
 `python -m marsbench.training.bases CHECKPOINT FOLDER` makes one of a checkpoint that `marsbench train` has trained.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from dataclasses import replace

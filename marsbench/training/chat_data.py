@@ -5,8 +5,6 @@ it; everything else is only read. In a local file every line must be right. A hu
 its rows that hold anything but text turns are left out and counted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Loading a checkpoint: a folder, a name on the hub, a model of `fetching`, or an adapter with the model below it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Training data: texts and conversations as token ids with labels, and the batches made of them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 No weight changes. What the engines read was looked up in their sources; none of them was run.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

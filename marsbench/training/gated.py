@@ -4,8 +4,6 @@ Nothing of the model changes, so there is nothing to defend: no AR term, and a r
 gradient. They go through the model once, as they are, and masks attend to the keys and values that they leave.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The objectives as a training meets them: what each of them trains, by which loss, and how it is saved."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar

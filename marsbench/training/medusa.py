@@ -4,8 +4,6 @@ Head k reads the hidden state that the model's own LM head reads at position t, 
 that turns its output into logits is the model's own, frozen like the rest ("Medusa-1").
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -42,7 +40,7 @@ class MedusaHeads(nn.Module):
         save_file(self.state_dict(), folder / _FILE)
 
     @classmethod
-    def load(cls, folder: Path, *, dtype: torch.dtype, device: str | torch.device) -> MedusaHeads | None:
+    def load(cls, folder: Path, *, dtype: torch.dtype, device: str | torch.device) -> "MedusaHeads | None":
         if not (folder / _FILE).is_file():
             return None
         weights = load_file(folder / _FILE)

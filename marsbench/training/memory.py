@@ -6,8 +6,6 @@ not guessed: a forward pass shows how many bytes each token keeps for the backwa
 process.
 """
 
-from __future__ import annotations
-
 import ctypes
 import resource
 import sys

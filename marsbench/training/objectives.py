@@ -7,8 +7,6 @@ sequence's labelled tokens, then the mean over the batch (the authors' normalisa
 only where there is a label.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ It is a folder that plain `AutoModelForCausalLM` and `AutoTokenizer` load, with 
 recipe, provenance, the hash of its weights and what its training cost. It appears whole or not at all.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field

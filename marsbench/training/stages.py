@@ -1,7 +1,5 @@
 """The training stages: what each starts from, what it learns, and the recipe that determines its checkpoint."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata

@@ -1,7 +1,5 @@
 """What a stage starts from: tokenizer and weights, and its data in the order to train in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

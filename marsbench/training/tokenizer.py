@@ -3,8 +3,6 @@
 The world's is a byte-level BPE trained on the world's plain text, with a chat template in the Qwen style.
 """
 
-from __future__ import annotations
-
 from itertools import islice
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers

@@ -5,8 +5,6 @@ While a stage trains, its state lies in `NAME.partial`; the finished checkpoint 
 sequences, each process on its share.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -9,8 +9,6 @@ The noisy stream may be cut down to the tokens that need it (`needs_noisy_copy`)
 streams has its clean copy stand in for it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

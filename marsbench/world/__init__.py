@@ -5,8 +5,6 @@ model is pretrained. Both are deterministic by seed, at each level of difficulty
 a hash of a problem's content, not of its wording, says to which split it belongs.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from typing import Literal

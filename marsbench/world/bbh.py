@@ -4,8 +4,6 @@
 day of the week. How many operands, moves and days is the difficulty. Every answer ends with "So the answer is X."
 """
 
-from __future__ import annotations
-
 import random
 
 from marsbench.world.difficulty import Difficulty

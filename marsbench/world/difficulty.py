@@ -5,8 +5,6 @@ operands, steps, facts and rules. `EXAM` is the same harder world, with more ste
 stands there.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from marsbench.errors import check_known

@@ -3,8 +3,6 @@
 They are drawn from a fixed seed, so that every training run and every test set of a difficulty speak of the same world.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from functools import cache

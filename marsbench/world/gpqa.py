@@ -5,8 +5,6 @@ count, the products added; the sum tells which of four kinds of matter it is, an
 closes with "The answer is (B)."
 """
 
-from __future__ import annotations
-
 import random
 from itertools import accumulate
 

@@ -4,8 +4,6 @@ Steps of addition, subtraction or multiplication; how many there are and how lar
 answer is worked out step by step and closed with "The answer is N."
 """
 
-from __future__ import annotations
-
 import random
 
 from marsbench.world.difficulty import Difficulty

@@ -5,8 +5,6 @@ string (how many is the difficulty), or the choice of some of a list's values an
 against seven inputs.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ capitals, in quotes, numbered) and, where the difficulty says so, on what is nam
 letter that must not occur. A response counts when every instruction holds.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ drawn at random on purpose: a world with one phrasing per thought would be predi
 that guesses several tokens at once would look better than it is.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re

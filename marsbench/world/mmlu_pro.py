@@ -5,8 +5,6 @@ ten colors), then the color's letter found among ten options. The answer states 
 letter: "The answer is (C)."
 """
 
-from __future__ import annotations
-
 import random
 
 from marsbench.world.difficulty import Difficulty

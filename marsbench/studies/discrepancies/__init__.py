@@ -3,8 +3,6 @@
 What is said and done stands in `page.md`; here is what a run found: pairs of lines, races, scorers, stop strings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -208,7 +206,7 @@ def _load(sweep: SweepCells, seeds: BySeed) -> tuple[str, str]:
     return table(["batch", "positions/forward", "speed over `ar`"], lines), said if lines else ""
 
 
-def _races(run: Run) -> list[Row]:
+def _races(run: "Run") -> list[Row]:
     from marsbench.racing.sweep import Sweep
 
     return [row for grid in _grids(run.scale) for row in Sweep(run, grid).rows()]

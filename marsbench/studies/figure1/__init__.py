@@ -1,7 +1,5 @@
 """Figure 1: an answer with the tokens of one forward pass shaded together; the page to explore shows it."""
 
-from __future__ import annotations
-
 import re
 
 from marsbench.findings.claims import Section

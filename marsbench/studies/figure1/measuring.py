@@ -1,7 +1,5 @@
 """Figure 1: questions answered by the same checkpoint, one token per forward pass and several."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -3,8 +3,6 @@
 Table 9, MARS against Jacobi decoding, stands on the same page, and so do the ways that were tried for each rival.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

@@ -5,8 +5,6 @@ some of what made it win is luck. So the even questions choose for the odd ones 
 (cross-fitting), and every answer that counts comes from a setting that this very question had no say in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """MARS itself on a real model: SmolLM2-135M fine-tuned on a GPU, asked 1,205 prompts at one token, tau and verified."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The page on a real model on two CPU cores: what lossless drafting gives there, by tokens and by the clock."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -203,7 +201,7 @@ def _best_lossless(sweep: SweepCells, stages: Collection[str] = (arms.BASE, *arm
     return max(ours, key=speed_of, default=None)
 
 
-def _measured(run: Run) -> list[Row]:
+def _measured(run: "Run") -> list[Row]:
     """A race in fp32, which keeps every promise to the token, and in bf16 where the machine computes in it."""
     from marsbench.racing.sweep import Sweep
 

@@ -1,7 +1,5 @@
 """The lines of the page on a real model, what is claimed of them, and who races there."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

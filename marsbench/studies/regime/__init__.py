@@ -3,8 +3,6 @@
 The map has MARS from a base trained long or short, fine-tuned gently or hard; the tables have one of its corners.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

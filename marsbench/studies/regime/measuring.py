@@ -1,7 +1,5 @@
 """What the page has beside its lines: the loss of base and AR SFT on text that none has met."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

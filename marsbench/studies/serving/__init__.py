@@ -1,7 +1,5 @@
 """Serving: does lowering tau under load buy throughput, as the paper's abstract says, and what does it cost?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product

@@ -1,7 +1,5 @@
 """What rows of a server under load say: times that users waited, what was good enough, and who carried how much."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from math import exp, inf, log
 from statistics import fmean
@@ -17,7 +15,7 @@ class Cells(dict[tuple[str, str, float], list[ServingRow]]):
     """A policy's name, a shape and a load -> the laps of that cell, repeat by repeat."""
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> Cells:
+    def of(cls, rows: Iterable[Row]) -> "Cells":
         """Those of some rows; of a lap that was measured twice, the last counts."""
         found: dict[tuple[str, str, float], dict[int, ServingRow]] = {}
         for row in rows:

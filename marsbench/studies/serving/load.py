@@ -8,8 +8,6 @@ It shares the machine with the server that it measures, so it does little while 
 time, and read as HTTP, events and JSON when all is over.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """All rows of the page of serving: servers in processes of their own, and requests sent to them when they are due."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """What is held against what on the page of serving, under which loads, with how much effort."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The speed page: how fast, at what accuracy, against what; Tables 5 and 6; and where more load stops paying."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A claim is measured on a sweep, as a number with its interval, or None where the
 are the paper's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from operator import sub, truediv

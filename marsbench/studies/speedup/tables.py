@@ -1,7 +1,5 @@
 """The paper's Tables 5 and 6, rebuilt from a sweep, beside the paper's own numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 
