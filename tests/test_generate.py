@@ -391,7 +391,7 @@ def test_every_command_that_decodes_has_every_option(command: str) -> None:
 def depends_on(name: str, option: str) -> bool:
     """Whether a method comes out otherwise for another value of an option."""
     another = {"metric": "margin", "layout": "linear", "draft_method": "mars", "draft_threshold": 0.5}
-    another |= {"quantised": "q8_0", "lookup_bar": 0.5}
+    another |= {"quantised": "q8_0"}
     by_mars = {"draft_method": "mars"} if option in ("window", "draft_threshold") else {}
     made = []
     for told in ({}, {option: another.get(option, 7)}):

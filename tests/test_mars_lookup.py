@@ -10,7 +10,7 @@ import torch
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Layout, Request
 from marsbench.methods.ar import Autoregressive
-from marsbench.methods.mars_lookup import UNLIKELY, MarsLookup, _held
+from marsbench.methods.mars_lookup import UNLIKELY, MarsLookup
 from marsbench.methods.prompt_lookup import look_up
 
 MASK = 3
@@ -18,13 +18,11 @@ MASK = 3
 TEXT = [7, 8, 9, 10, 5, 6, 30, 31, 32, 7, 8, 9, 20, 21, 7, 8, 9]
 
 
-def noted(
-    method: MarsLookup, guesses: list[int], sure: float, end: int = 60, held: float = 1.0
-) -> tuple[list[int], bool]:
+def noted(method: MarsLookup, guesses: list[int], sure: float, end: int = 60) -> tuple[list[int], bool]:
     """What is drafted behind TEXT, given what the masks guess and how sure they are, and whether masks stand there."""
     tokens = torch.zeros(1, 64, dtype=torch.long)
     tokens[0, : len(TEXT)] = torch.tensor(TEXT)
-    one, rows = torch.ones(1, dtype=torch.long), SimpleNamespace(end=torch.tensor([end]), held=torch.tensor([held]))
+    one, rows = torch.ones(1, dtype=torch.long), SimpleNamespace(end=torch.tensor([end]))
     guessed = torch.tensor([guesses], dtype=torch.long)
     method._note(rows, tokens, len(TEXT) * one, guessed, len(guesses) * one, torch.tensor([sure]))
     return [*rows.drafts[0, : int(rows.drafted)].tolist()], bool(rows.groups)
@@ -58,29 +56,7 @@ def test_long_and_late_matches_are_looked_up() -> None:
     assert found == [2, 2, 0]
 
 
-def test_matches_that_did_not_hold_are_not_drafted_for_a_while() -> None:
-    """Guards against a gate that never closes, never opens again, or judges by what was never put to the test."""
-    method = MarsLookup(MASK, window=3, draft_length=3, lookup_bar=0.5)
-
-    def after(held: float, drafted: int, guessed: int, right: int) -> float:
-        rows: Any = SimpleNamespace(
-            held=torch.tensor([held]), drafted=torch.tensor([drafted]), guessed=torch.tensor([guessed])
-        )
-        return float(_held(rows, SimpleNamespace(advance=torch.tensor([right + 1])), 0.5))  # type: ignore[arg-type]
-
-    assert after(0.6, 5, 2, right=1) == pytest.approx(0.6), "a wrong guess of the masks says nothing"
-    assert after(0.6, 5, 2, right=2) == pytest.approx(0.45)
-    assert after(0.6, 5, 2, right=4) == pytest.approx(0.7)
-    assert 0.45 < after(0.45, 2, 2, right=2) < 0.5 and after(0.499, 2, 2, right=0) == pytest.approx(0.5)
-    assert after(0.9, 2, 2, right=2) == pytest.approx(0.9), "nothing is to come back"
-    assert joined(method, [20, 21], 0.9, held=0.5) == [20, 21, 7, 8, 9]
-    assert joined(method, [20, 21], 0.9, held=0.4) == [20, 21]
-    assert joined(method, [5, 6], UNLIKELY / 2, held=0.0) == [20, 21, 7], "alone it costs no masks"
-
-
-@pytest.mark.parametrize(
-    "options", [{"window": 1}, {"window": 2, "draft_length": 1}, {"layout": "linear"}, {"lookup_bar": 0.6}], ids=str
-)
+@pytest.mark.parametrize("options", [{"window": 1}, {"window": 2, "draft_length": 1}, {"layout": "linear"}], ids=str)
 def test_no_setting_changes_a_token(options: dict[str, Any]) -> None:
     """Guards against the smallest windows, of which one has no masks at all, and texts that go round in circles."""
     model = tools.llama(vocab_size=40, **tools.SMALLEST | {"initializer_range": 0.3})

@@ -37,7 +37,6 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "jacobi": ("jacobi", {}),
     "prompt-lookup": ("prompt-lookup", {}),
     "mars-lookup, groups": ("mars-lookup", {"window": 3, "draft_length": 2}),
-    "mars-lookup with a bar": ("mars-lookup", {"window": 3, "draft_length": 2, "lookup_bar": 0.5}),
     "mars-lookup, linear": ("mars-lookup", {"layout": "linear", "window": 3, "draft_length": 2}),
 }
 

@@ -145,7 +145,7 @@ def static_step(decoder: Decoder, method: Method, stand: Stand) -> Tensor:
     alive = before < rows.end
     window, accepted = advance(decoder, method, rows, 0)
     new = to_tell(rows, before, window, accepted, alive)
-    for name in ("length", "cached", "drafts", "drafted", "guessed", "held", "groups", "draft_cached"):
+    for name in ("length", "cached", "drafts", "drafted", "groups", "draft_cached"):
         mine, after = getattr(stand.rows, name), getattr(rows, name)
         if after is not mine:
             mine.copy_(torch.where(alive.unsqueeze(1) if mine.dim() == 2 else alive, after, mine))

@@ -19,7 +19,6 @@ class OutsideMethod(ABC):
     one_row: ClassVar[bool] = False  # decodes one sequence at a time
 
     def bar(self, threshold: float | None) -> float:
-        """Refuse a threshold."""
         return bar(threshold, None, self.name)
 
     @abstractmethod

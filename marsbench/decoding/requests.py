@@ -146,8 +146,6 @@ def laid_out(seats: Sequence[Seat], *, pad_id: int, device: torch.device) -> Row
         cut=torch.tensor([[request.top_k, request.top_p, request.min_p] for request in chosen], dtype=torch.float32),
         drafts=tokens.new_empty(len(seats), 0),
         drafted=none,
-        guessed=none,
-        held=torch.ones(len(seats)),
         groups=torch.full_like(none, -1),
         draft_cached=none,
         window=torch.tensor([request.window for request in chosen]),

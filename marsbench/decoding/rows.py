@@ -62,8 +62,6 @@ class Rows:
     cut: Tensor  # fp32 [N, 3], top_k, top_p and min_p of what may be sampled
     drafts: Tensor  # [N, D], guesses at the tokens after the committed ones, for methods that verify guesses
     drafted: Tensor  # [N], how many of them there are
-    guessed: Tensor  # [N], how many of them masks have guessed, where others may follow
-    held: Tensor  # fp32 [N], how often those that followed were right lately, 1 = always
     groups: Tensor  # [N], bit j: whether masks stand behind draft j, where a method leaves some of them out, or all
     draft_cached: Tensor  # [N], `cached` of the draft model
     window: Tensor  # [N], tokens that a forward settles at most, where a method lets rows differ

@@ -68,10 +68,6 @@ class Options:
         "K: tokens drafted per round at most; by mars-lookup, those from the text so far.", usual=4, least=1
     )
     ngram: int | None = option("Tokens of the longest match that is looked up in the text so far.", usual=3, least=1)
-    lookup_bar: float | None = option(
-        "How often what was looked up behind masks' guesses must have held lately in the answer for more to be "
-        "[default: it always is].", least=0, most=1,
-    )  # fmt: skip
     draft_method: Literal["ar", "mars"] | None = option("How the draft model decodes: ar or mars.", usual="ar")
     draft_threshold: float | None = option("Confidence that drafts by mars must pass.", usual=0.95, least=0, most=1)
     tree_width: int | None = option("Guesses of the first Medusa head; 1 is a chain.", usual=1, least=1)
@@ -134,11 +130,10 @@ METHODS: dict[str, MethodInfo] = {
     ),
     "mars-lookup": MethodInfo(
         "mars_lookup:MarsLookup", "`mars-verified` that also drafts what followed the same n-gram", "`ar`",
-        ("window", "metric", "layout", "draft_length", "ngram", "lookup_bar", "head_top"), needs=("masks",),
-        lossless=True,
+        ("window", "metric", "layout", "draft_length", "ngram", "head_top"), needs=("masks",), lossless=True,
     ),
     "uno": MethodInfo(
-        "uno:Uno", "masks draft in one forward, the next one verifies (UNO, arXiv 2609.04010)", "`ar`",
+        "mars_verified:Uno", "masks draft in one forward, the next one verifies (UNO, arXiv 2609.04010)", "`ar`",
         ("window", "metric", "head_top"), needs=("masks",), lossless=True, forwards_per_cycle=2,
     ),
     "speculative": MethodInfo(

@@ -16,13 +16,10 @@ class Autoregressive(Method):
     name = "ar"
 
     def most(self) -> Most:
-        """One token a step."""
         return Most(pending=1, drafted=0, behind=0)
 
     def propose(self, rows: Rows) -> Window:
-        """Nothing beyond the committed tokens."""
         return linear_window(rows)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
-        """The model's next token."""
         return verify(rows, answer)

@@ -45,7 +45,6 @@ class BlockDiffusion(Method):
         return Window(input_ids, position, block_start - ahead, slots, visible, position >= first.unsqueeze(1))
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
-        """The most confident masked position, and every one that passes the bar."""
         block_start = self._block_start(rows)
         position, width = window.position[:, -self.window :], window.position.shape[1]
         first = width - self.window - int(self.shifted)

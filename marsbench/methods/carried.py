@@ -39,7 +39,6 @@ class CarriedOver(Method):
         return self.method.propose(rows)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
-        """What the method would accept, of another length."""
         drafted = rows.drafted
         found = self.method.accept(rows, window, answer)
         place = rows.length + 611 * torch.arange(len(rows), device=rows.length.device)  # rows draw apart

@@ -26,7 +26,6 @@ class HfGenerate(OutsideMethod):
     def continue_batch(
         self, model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, meter: Meter | None = None
     ) -> list[tuple[list[int], list[int]]]:
-        """One batch: per request its new tokens and how many came with each forward."""
         watching = [_Forwards(meter)] if meter else []
         with generating_by(model):
             continued = _generated(model, requests, eos_ids, pad_id, watching)

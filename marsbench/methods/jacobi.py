@@ -24,15 +24,12 @@ class Jacobi(Method):
     window: int = 4
 
     def most(self) -> Most:
-        """The guesses of the last forward."""
         return Most(pending=1, drafted=self.window - 1, behind=self.window - 1)
 
     def propose(self, rows: Rows) -> Window:
-        """The guesses of the last forward."""
         return linear_window(rows)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
-        """The guesses that stood still, and the token after them."""
         accepted = verify(rows, answer)
         count = self.window - 1
         offset = torch.arange(count, device=accepted.ids.device)

@@ -34,7 +34,6 @@ class Mars(Method):
     head_top: int = 64
 
     def most(self) -> Most | None:
-        """What a step has accepted, and masks."""
         return Most(pending=self.window, drafted=0, behind=self.window - 1)
 
     def propose(self, rows: Rows) -> Window:
@@ -43,7 +42,6 @@ class Mars(Method):
         return linear_window(rows, masks=masks, mask_id=self.mask_id)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
-        """The leading candidates whose confidence passes."""
         logits = answer.logits(slice(last(rows), None))
         ids = read_line(rows, answer, logits, logits.shape[1] - 1, self.head_top)
         count = leading_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1))
@@ -69,12 +67,10 @@ class MarsBlockCache(Mars):
         """Rows stand anywhere in their blocks."""
 
     def propose(self, rows: Rows) -> Window:
-        """The tokens that are not cached, and masks up to the end of the block."""
         needed = self._block_end(rows) - rows.length - 1
         return linear_window(rows, masks=int(needed.amax()), mask_id=self.mask_id, each=needed)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
-        """The leading candidates of the block whose confidence passes."""
         block_end = self._block_end(rows)
         accepted = super().accept(rows, window, answer)
         return accepted._replace(
@@ -105,13 +101,11 @@ class MarsNoCache(Mars):
         """The window grows with the row."""
 
     def propose(self, rows: Rows) -> Window:
-        """The committed tokens, none of which is cached, and masks."""
         if self.appended_masks is None:
             return super().propose(rows)
         return linear_window(rows, masks=self.appended_masks, mask_id=self.mask_id)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
-        """The same tokens, none of them kept."""
         read = rows.extent.pending + self.window - 1
         accepted = super().accept(rows, window, replace(answer, hidden=answer.hidden[:, :read]))
         return accepted._replace(kept=torch.zeros_like(accepted.kept))

@@ -2,10 +2,9 @@
 
 A text that repeats itself tells what comes next at no cost, while masks cost a part of a forward pass wherever they
 stand. So a forward has one kind of chain. Where masks have guessed and are sure enough, their guesses are drafted, a
-long match goes on behind them, and masks stand there again; with a `lookup_bar`, only as long as such matches have held
-lately in this answer, so that prose does not pay for what code and tables gain. Elsewhere what is looked up is drafted
-alone, without masks: most such chains break somewhere, and masks behind the break would have been forwarded in vain.
-Where nothing is found either, masks begin anew.
+long match goes on behind them, and masks stand there again. Elsewhere what is looked up is drafted alone, without
+masks: most such chains break somewhere, and masks behind the break would have been forwarded in vain. Where nothing is
+found either, masks begin anew.
 """
 
 from dataclasses import dataclass, field
@@ -24,8 +23,6 @@ from marsbench.methods.prompt_lookup import look_up
 # Probability below which a mask's guess gives way to what is looked up: chosen on two small models of the world, and
 # not checked on others.
 UNLIKELY = 0.3
-LATELY = 0.25  # weight of the latest match that was put to the test
-AGAIN = 0.02  # by how much trust comes back with every forward that does without
 
 
 @dataclass(frozen=True)
@@ -41,13 +38,11 @@ class MarsLookup(MarsVerified):
     groups: int | None = field(default=None, init=False)  # as many as there may be, where masks stand at all
     draft_length: int = 4
     ngram: int = 3
-    lookup_bar: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "groups", self.window)
 
     def most(self) -> Most:
-        """Drafts of both kinds, and masks behind them or behind each of the masks' own."""
         drafts, groups = self.window - 1 + self.draft_length, self.window if self.layout == "groups" else 1
         return Most(pending=1, drafted=drafts, behind=drafts + groups * (self.window - 1))
 
@@ -59,10 +54,7 @@ class MarsLookup(MarsVerified):
         return super().propose(rows)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
-        """The right drafts and the token after them; the next drafts are noted in `rows`."""
         accepted, guesses, logits, room = self.read(rows, answer)
-        if self.lookup_bar is not None:
-            rows.held = _held(rows, accepted, self.lookup_bar)
         sure = confidence(logits[:, :1], "probability").sum(1)
         self._note(rows, *continued(rows, accepted), guesses, room.clamp(max=guesses.shape[1]), sure)
         return accepted
@@ -88,23 +80,7 @@ class MarsLookup(MarsVerified):
             found, more = look_up(longer, length + count, self.draft_length, longest=self.ngram, shortest=self.ngram)
             behind = found.gather(1, (place - count.unsqueeze(1)).clamp(0, self.draft_length - 1))
             alone_too = F.pad(drafts, (0, guesses.shape[1]))
-            if self.lookup_bar is not None:
-                more = more * (rows.held >= self.lookup_bar)
             drafts = torch.where(alone.unsqueeze(1), alone_too, torch.where(ours, both, behind))
             drafted = torch.where(alone, drafted, count + more)
         rows.drafts, rows.drafted = drafts, torch.minimum(drafted, rows.end - length - 1).clamp(min=0)
-        rows.guessed = torch.where(alone, rows.drafted, torch.minimum(count, rows.drafted))
         rows.groups = alone.long() - 1
-
-
-def _held(rows: Rows, accepted: Accepted, bar: float) -> Tensor:
-    """How often the first token of what followed masks' guesses was right lately, fp32 [N], after a forward.
-
-    It was put to the test where all guesses before it were right. Where nothing followed them, trust comes back up to
-    the bar, and the next match is tried again.
-    """
-    followed, right = rows.drafted > rows.guessed, accepted.advance - 1
-    tested = followed & (right >= rows.guessed)
-    after = torch.lerp(rows.held, (right > rows.guessed).to(rows.held), LATELY)
-    rested = torch.maximum(rows.held, (rows.held + AGAIN).clamp(max=bar))
-    return torch.where(tested, after, torch.where(followed, rows.held, rested))

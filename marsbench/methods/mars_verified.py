@@ -5,7 +5,7 @@ while it drafts again. Attention is causal and no token ever sees a mask, so the
 whatever the threshold, which only prunes drafts that are unlikely to be right.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -63,13 +63,11 @@ class MarsVerified(Method):
         return -torch.inf if threshold is None else super().bar(threshold)
 
     def most(self) -> Most:
-        """Drafts, and masks behind them or behind each of them."""
         drafts = self.window - 1
         groups = self.window if self.layout == "groups" else 1
         return Most(pending=1, drafted=drafts, behind=drafts + groups * drafts)
 
     def propose(self, rows: Rows) -> Window:
-        """Drafts and masks in the chosen layout."""
         masks, varies = self._masks(rows), self.groups is not None and len({*rows.extent.groups, -1}) > 1
         if self.layout == "groups" and masks:
             count, stands = min(rows.extent.drafted, masks) + 1, None
@@ -81,7 +79,6 @@ class MarsVerified(Method):
         return linear_window(rows, masks=masks, mask_id=self.mask_id, each=each)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
-        """The right drafts and the token after them; the next drafts are noted in `rows`."""
         accepted, rows.drafts, logits, room = self.read(rows, answer)
         rows.drafted = room.clamp(max=self.window - 1)
         if self.layout == "groups" and self.groups is not None:
@@ -123,6 +120,29 @@ class MarsVerified(Method):
     def _masks(self, rows: Rows) -> int:
         """How many masks stand in a group of the next window: none where no row has a group."""
         return 0 if self.groups is not None and rows.extent.groups == (0, 0) else self.window - 1
+
+
+@dataclass(frozen=True)
+class Uno(MarsVerified):
+    """Two forwards a cycle over the same masks (arXiv 2609.04010): the first drafts, the second verifies.
+
+    No mask ever stands behind a draft, so each forward is narrow, and there are twice as many: a cycle settles at most
+    `window` + 1 tokens by two forwards of `window` positions each.
+
+    The first has the last token, whose answer, the model's own, counts at once, and W - 1 masks behind it. The second
+    has that answer and what the masks have guessed, all of it verified. Rows of a batch may be at different halves.
+    """
+
+    name = "uno"
+
+    layout: Layout = field(default="linear", init=False)
+    groups: int | None = field(default=1, init=False)  # in a line there is one, or none where drafts stand
+
+    def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
+        accepted, rows.drafts, _, room = self.read(rows, answer)
+        rows.drafted = room.clamp(max=self.window - 1)
+        rows.groups = rows.drafted.gt(0).long() - 1
+        return accepted
 
 
 def _likeliest(sure: Tensor, drafted: Tensor, most: int) -> Tensor:

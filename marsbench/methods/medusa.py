@@ -82,12 +82,10 @@ class Medusa(Method):
         return Most(pending=1 if self.tree_width == 1 else self.count + 1, drafted=nodes, behind=nodes)
 
     def propose(self, rows: Rows) -> Window:
-        """The committed tokens and the tree, which is not there yet in front of the first answer."""
         depth, _, _, ancestors = self._tree(rows)
         return tree_window(rows, depth, ancestors)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
-        """The longest path of right guesses, and the token after it; the heads guess on from there."""
         depth, *_ = self._tree(rows)
         ahead = F.pad(depth[: rows.extent.drafted] + 1, (1, 0))
         ids = rows.choose(answer.logits(slice(last(rows), None)), rows.length.unsqueeze(1) + ahead)

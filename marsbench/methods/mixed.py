@@ -42,13 +42,11 @@ class Mixed(Method):
         return Most(pending=self.widest, drafted=masks, behind=2 * masks)
 
     def propose(self, rows: Rows) -> Window:
-        """As many masks as each row's window wants."""
         widest, narrowest = rows.extent.windows
         each = rows.window - 1 if narrowest < widest else None
         return linear_window(rows, masks=widest - 1, mask_id=self.mask_id, each=each)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
-        """Right drafts and the token after them, or what passes; the next drafts are noted in `rows`."""
         first = last(rows)
         logits = answer.logits(slice(first, None))  # [N, 1 + drafts + masks, V]
         ids = read_line(rows, answer, logits, rows.extent.windows[0] - 1, self.head_top)

@@ -26,7 +26,6 @@ class PromptLookup(Method):
     ngram: int = 3
 
     def most(self) -> Most:
-        """The draft."""
         return Most(pending=1, drafted=self.draft_length, behind=self.draft_length)
 
     def propose(self, rows: Rows) -> Window:
@@ -37,7 +36,6 @@ class PromptLookup(Method):
         return linear_window(rows)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
-        """The right drafts and the token after them; the next draft is looked up, and measured with all the rest."""
         accepted = verify(rows, answer)
         rows.drafts, rows.drafted = self._look_up(*continued(rows, accepted), rows.end)
         return accepted

@@ -47,11 +47,9 @@ class Speculative(Method):
         object.__setattr__(self, "drafting", Mars(self.mask_id, self.window) if by_mars else Autoregressive())
 
     def most(self) -> Most | None:
-        """The drafts, where they are steady."""
         return Most(1, self.draft_length, self.draft_length, draft_pending=2) if self.draft_method == "ar" else None
 
     def propose(self, rows: Rows) -> Window:
-        """The committed tokens and the drafts."""
         self.note_drafts(rows)
         return linear_window(rows)
 
@@ -134,12 +132,10 @@ class MarsSpeculative(Speculative):
         return Most(masks + 1, length, behind, draft_pending=masks + 2) if self.draft_method == "ar" else None
 
     def propose(self, rows: Rows) -> Window:
-        """The drafts, and B - 1 masks after the last token and after each of them."""
         self.note_drafts(rows)
         return grouped_window(rows, self.window - 1, self.mask_id)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
-        """The verified tokens and the extension."""
         verified, masks = super().accept(rows, window, answer), self.window - 1
         entries = group_entries(rows, masks, verified.advance - 1)
         logits = answer.logits(entries)
