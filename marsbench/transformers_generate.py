@@ -51,22 +51,12 @@ def _signed(function: Callable[..., Any]) -> Callable[..., Any]:
 @_signed
 def generate(
     model: PreTrainedModel,
-    input_ids: Tensor,
-    logits_processor: Iterable[Any] = (),
-    stopping_criteria: Iterable[Any] = (),
-    generation_config: GenerationConfig | None = None,
-    *,
-    method: str = "mars",
-    threshold: float | None = None,
-    draft: PreTrainedModel | None = None,
-    mask_id: int | None = None,
-    sampling_seed: int = 0,
-    prefill_positions: int = PREFILL_POSITIONS,
-    compiled: bool | None = None,
-    adapter: str | Path | None = None,
-    token_streamer: BaseStreamer | None = None,
-    **others: Any,
-) -> Tensor | GenerateDecoderOnlyOutput:
+    input_ids: Tensor, logits_processor: Iterable[Any] = (), stopping_criteria: Iterable[Any] = (),
+    generation_config: GenerationConfig | None = None, *, method: str = "mars", threshold: float | None = None,
+    draft: PreTrainedModel | None = None, mask_id: int | None = None, sampling_seed: int = 0,
+    prefill_positions: int = PREFILL_POSITIONS, compiled: bool | None = None, adapter: str | Path | None = None,
+    token_streamer: BaseStreamer | None = None, **others: Any,
+) -> Tensor | GenerateDecoderOnlyOutput:  # fmt: skip
     """Continue prompts by any method of marsbench; see `marsbench list methods`.
 
     Of the generation configuration, the limit on new tokens, EOS, padding, `do_sample` with `temperature`, and

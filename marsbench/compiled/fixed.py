@@ -90,18 +90,11 @@ class Stand:
             for name, values in like.tensors().items()
         }
         extent = Extent(
-            pending=most.pending,
-            drafted=most.drafted,
-            length=shape.length,
-            even=most.pending == 1 and not most.drafted,
-            thresholded=shape.thresholded,
-            sampled=shape.sampled,
-            cut=shape.cut,
-            draft_pending=most.draft_pending,
-            room=(shape.length, 1),
-            windows=(most.drafted + 1, 1),
+            pending=most.pending, drafted=most.drafted, length=shape.length,
+            even=most.pending == 1 and not most.drafted, thresholded=shape.thresholded, sampled=shape.sampled,
+            cut=shape.cut, draft_pending=most.draft_pending, room=(shape.length, 1), windows=(most.drafted + 1, 1),
             groups=(-1, 0),
-        )
+        )  # fmt: skip
         self.caches = [FixedCache.like(cache, shape.rows, shape.length + most.behind) for cache in like.caches]
         self.rows = Rows(**fields, cache=self.caches[0], draft_cache=self.caches[1], extent=extent, fixed=True)
         for values in (self.rows.start, self.rows.length, self.rows.end):

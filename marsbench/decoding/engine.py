@@ -73,18 +73,10 @@ class Batch:
     """
 
     def __init__(
-        self,
-        model: Any,
-        method: Method,
-        *,
-        eos_id: int | Sequence[int],
-        pad_id: int,
-        on_finished: OnFinished,
-        on_tokens: OnTokens | None = None,
-        meter: Meter | None = None,
-        prefill_positions: int = PREFILL_POSITIONS,
+        self, model: Any, method: Method, *, eos_id: int | Sequence[int], pad_id: int, on_finished: OnFinished,
+        on_tokens: OnTokens | None = None, meter: Meter | None = None, prefill_positions: int = PREFILL_POSITIONS,
         shapes: Shapes | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         integer(prefill_positions, "prefill positions", least=1)
         check_ids(model, pad=pad_id)
         check_masks(model, method)
@@ -258,19 +250,11 @@ def tell(news: Sequence[News]) -> None:
 
 
 def decode(
-    model: Any,
-    method: Method | OutsideMethod,
-    requests: Sequence[Request],
-    *,
-    eos_id: int | Sequence[int],
-    pad_id: int,
-    batch_size: int = 16,
-    on_finished: OnFinished = lambda index, generation: None,
-    on_tokens: OnTokens | None = None,
-    meter: Meter | None = None,
-    prefill_positions: int = PREFILL_POSITIONS,
+    model: Any, method: Method | OutsideMethod, requests: Sequence[Request], *, eos_id: int | Sequence[int],
+    pad_id: int, batch_size: int = 16, on_finished: OnFinished = lambda index, generation: None,
+    on_tokens: OnTokens | None = None, meter: Meter | None = None, prefill_positions: int = PREFILL_POSITIONS,
     kind: KindOfBatch | None = None,
-) -> list[Generation]:
+) -> list[Generation]:  # fmt: skip
     """Continue every request; the answers come in the order of the requests.
 
     Prompts join in order of length, so that little is wasted on padding; new ones join as soon as a quarter of the

@@ -134,23 +134,15 @@ def laid_out(seats: Sequence[Seat], *, pad_id: int, device: torch.device) -> Row
     prompt = torch.arange(tokens.shape[1]) < start.unsqueeze(1)
     none = torch.zeros_like(start)
     rows = Rows(
-        tokens=tokens,
-        born=torch.where(prompt, PROMPT, EMPTY),
-        length=start.clone(),
-        cached=none,
-        start=start,
-        end=end,
+        tokens=tokens, born=torch.where(prompt, PROMPT, EMPTY), length=start.clone(), cached=none, start=start, end=end,
         bar=torch.tensor([seat.bar for seat in seats], dtype=torch.float32),
         temperature=torch.tensor([request.temperature for request in chosen], dtype=torch.float32),
         seed=torch.tensor([request.seed for request in chosen]),
         cut=torch.tensor([[request.top_k, request.top_p, request.min_p] for request in chosen], dtype=torch.float32),
-        drafts=tokens.new_empty(len(seats), 0),
-        drafted=none,
-        groups=torch.full_like(none, -1),
-        draft_cached=none,
+        drafts=tokens.new_empty(len(seats), 0), drafted=none, groups=torch.full_like(none, -1), draft_cached=none,
         window=torch.tensor([request.window for request in chosen]),
         verified=torch.tensor([request.verified for request in chosen]),
-    )
+    )  # fmt: skip
     for name, values in rows.tensors().items():
         setattr(rows, name, values.to(device))
     rows.measure()

@@ -98,20 +98,11 @@ class Rows:
         numbers = torch.cat([most, least, options.long(), *(other.flatten() for other in others)]).tolist()
         largest, smallest, (thresholded, sampled, is_cut) = numbers[:7], numbers[7:14], numbers[14:17]
         self.extent = Extent(
-            pending=largest[0],
-            drafted=largest[1],
-            length=largest[2],
-            even=largest[:2] == smallest[:2],
-            thresholded=bool(thresholded),
-            sampled=bool(sampled),
-            cut=bool(is_cut),
-            level=largest[0] == smallest[0],
-            draft_pending=largest[3],
-            draft_level=largest[3] == smallest[3],
-            room=(largest[4], smallest[4]),
-            windows=(largest[5], smallest[5]),
-            groups=(largest[6], smallest[6]),
-        )
+            pending=largest[0], drafted=largest[1], length=largest[2], even=largest[:2] == smallest[:2],
+            thresholded=bool(thresholded), sampled=bool(sampled), cut=bool(is_cut), level=largest[0] == smallest[0],
+            draft_pending=largest[3], draft_level=largest[3] == smallest[3], room=(largest[4], smallest[4]),
+            windows=(largest[5], smallest[5]), groups=(largest[6], smallest[6]),
+        )  # fmt: skip
         return numbers[17:]
 
     def turn(self, knobs: Mapping[int, tuple[float, int, bool]]) -> None:

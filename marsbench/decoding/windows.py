@@ -98,13 +98,9 @@ def grouped_window(
         real = torch.cat([line_real, ours if stands is None else ours & stands[:, of_group]], dim=1)
     return Window(
         torch.cat([line.input_ids, masks], dim=1),
-        torch.cat([line.position, rows.length.unsqueeze(1) + (of_group + in_group)], dim=1),
-        line.begin,
-        line.slots + len(of_group),
-        visible,
-        real,
-        rows.extent.pending + drafts,
-    )
+        torch.cat([line.position, rows.length.unsqueeze(1) + (of_group + in_group)], dim=1), line.begin,
+        line.slots + len(of_group), visible, real, rows.extent.pending + drafts,
+    )  # fmt: skip
 
 
 def group_entries(rows: Rows, group: int, chosen: Tensor) -> Tensor:

@@ -100,17 +100,10 @@ class Speculative(Method):
             pending=known.draft_pending, drafted=0, even=known.draft_level, thresholded=isfinite(bar)
         )
         return dataclasses.replace(
-            rows,
-            tokens=rows.tokens.clone(),
-            born=rows.born.clone(),
-            cached=rows.draft_cached,
-            cache=rows.draft_cache,
-            end=torch.minimum(rows.length + drafts, rows.end - 1),
-            bar=torch.full_like(rows.bar, bar),
-            drafts=rows.tokens[:, :0],
-            drafted=torch.zeros_like(rows.drafted),
-            extent=extent,
-        )
+            rows, tokens=rows.tokens.clone(), born=rows.born.clone(), cached=rows.draft_cached, cache=rows.draft_cache,
+            end=torch.minimum(rows.length + drafts, rows.end - 1), bar=torch.full_like(rows.bar, bar),
+            drafts=rows.tokens[:, :0], drafted=torch.zeros_like(rows.drafted), extent=extent,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

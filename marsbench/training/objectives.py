@@ -54,18 +54,10 @@ def ar_loss(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
 
 
 def mars_loss(
-    model: nn.Module,
-    input_ids: Tensor,
-    labels: Tensor,
-    *,
-    block_size: int,
-    mask_token_id: int,
-    ar_weight: float = 1.0,
-    alignment: Alignment = "released",
-    blocks_from: BlocksFrom = "sequence",
-    weight: Tensor | None = None,
+    model: nn.Module, input_ids: Tensor, labels: Tensor, *, block_size: int, mask_token_id: int, ar_weight: float = 1.0,
+    alignment: Alignment = "released", blocks_from: BlocksFrom = "sequence", weight: Tensor | None = None,
     head: DraftHead | None = None,
-) -> MarsLoss:
+) -> MarsLoss:  # fmt: skip
     """The MARS objective (paper section 3, equations 4 to 7), with the noisy stream cut down to what it needs.
 
     Both terms use right-shifted logits: the logits at position t predict token t + 1, in the noisy stream as in the
@@ -216,15 +208,9 @@ def by_head(head: DraftHead | None, model: Any, before: Tensor, at_mask: Tensor 
 
 
 def nll_at(
-    model: nn.Module,
-    row: Tensor,
-    column: Tensor,
-    targets: Tensor,
-    *,
-    change: Callable[[Tensor], Tensor] | None = None,
-    more: tuple[Tensor, Tensor] | None = None,
-    **inputs: Any,
-) -> Tensor:
+    model: nn.Module, row: Tensor, column: Tensor, targets: Tensor, *, change: Callable[[Tensor], Tensor] | None = None,
+    more: tuple[Tensor, Tensor] | None = None, **inputs: Any,
+) -> Tensor:  # fmt: skip
     """Negative log-likelihood [n] in fp32 of `targets` [n] at the given entries; the rest never meets the LM head.
 
     A hook in front of the LM head picks the entries, so that the call goes through the model's own `forward` and

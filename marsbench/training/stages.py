@@ -256,26 +256,19 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
     sizes = None if world is None else world.draft_model if chosen.draft else wider(world.model, _width(chosen))
     gated = chosen.objective == "gated"
     return Recipe(
-        scale=scale.scale,
-        stage=stage_name,
-        block_size=block_size if chosen.objective in BLOCKWISE else None,
+        scale=scale.scale, stage=stage_name, block_size=block_size if chosen.objective in BLOCKWISE else None,
         seed=seed,
         **{name: getattr(chosen, name) for name in ("objective", "plain_text", "passes", "ar_weight", "variant")},
         budget=replace(budget, learning_rate=scale.adapter.learning_rate) if chosen.adapters_rate else budget,
-        model=sizes,
-        vocabulary_size=world.vocabulary_size if world else None,
-        pretrained=pretrained,
+        model=sizes, vocabulary_size=world.vocabulary_size if world else None, pretrained=pretrained,
         chat_data_hash=_file_hash(Path(pretrained.chat_data)) if pretrained else None,
         parent=recipe(scale, parents[-1], seed=seed).key if parents else ready and _file_hash(Path(ready) / _WEIGHTS),
-        versions=versions("training", *(() if pretrained else ("world",))),
-        torch=metadata.version("torch"),
-        transformers=metadata.version("transformers"),
-        difficulty=world.difficulty if world else "usual",
+        versions=versions("training", *(() if pretrained else ("world",))), torch=metadata.version("torch"),
+        transformers=metadata.version("transformers"), difficulty=world.difficulty if world else "usual",
         instruct_base=world is not None and world.instruct_base and chosen.plain_text and not chosen.text_only,
-        rank=scale.adapter.rank * chosen.ranks if gated else None,
-        strength=chosen.strength,
+        rank=scale.adapter.rank * chosen.ranks if gated else None, strength=chosen.strength,
         head=scale.adapter.head if gated and chosen.head == "none" else chosen.head,
-    )
+    )  # fmt: skip
 
 
 def wider(model: dict[str, Any], width: float) -> dict[str, Any]:
