@@ -26,9 +26,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from marsbench import hub
 from marsbench.compiled.graphs import kind_of_batch, wants_graphs
-from marsbench.decoding.engine import Method, decode
+from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Request, seed_of
-from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError, integer
 from marsbench.forward.adapter import Adapted
 from marsbench.line import EARLIER, renamed
@@ -101,7 +100,7 @@ def generate(
         mask_id=_tokenizer_mask(str(adapter or model.name_or_path or "")) if mask_id is None else mask_id,
         **renamed({name: others[name] for name in (*OPTIONS, *EARLIER) if others.get(name) is not None}),
     ).check()  # fmt: skip
-    _check_call(config, ", ".join(strange), draft, compiled, adapter)
+    _check_call(config, ", ".join(strange), options, adapter, len(input_ids) if token_streamer is not None else 0)
     heads = None
     if "heads" in METHODS[method].needs:
         heads = MedusaHeads.load(Path(str(model.name_or_path)), dtype=model.dtype, device=model.device)
@@ -117,7 +116,6 @@ def generate(
     _REPORTER.say_once(not_compiled)
     _REPORTER.say_once(remark_on_rounding(method, running))
     if token_streamer is not None:
-        _check_streaming(input_ids, chosen)
         token_streamer.put(input_ids.cpu())  # type: ignore[no-untyped-call]  # streamers expect the prompt first
     ends = [config.eos_token_id, *(rule.eos_token_id for rule in rules if isinstance(rule, EosTokenCriteria))]
     eos_ids = [token for end in ends if end is not None for token in torch.as_tensor(end).flatten().tolist()]
@@ -177,16 +175,6 @@ def _put(streamer: BaseStreamer, index: int, tokens: list[int]) -> None:
         streamer.put(torch.tensor([token]))  # type: ignore[no-untyped-call]
 
 
-def _check_streaming(input_ids: Tensor, method: Method | OutsideMethod) -> None:
-    if len(input_ids) > 1:
-        raise UserError("only a single prompt can be streamed", fix="stream one prompt at a time")
-    if isinstance(method, OutsideMethod):
-        raise UserError(
-            f"method {method.name!r} streams nothing here",
-            fix="call model.generate(streamer=...) without custom_generate",
-        )
-
-
 # What changes tokens, or is to come back, and becomes no logits processor and no stopping criterion.
 _SETTINGS = ("assistant_ensemble_weight", "output_attentions", "output_hidden_states", "output_logits", "output_scores")
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION)
@@ -230,18 +218,24 @@ def _of_model(model: PreTrainedModel) -> Iterator[str]:
     yield from sorted(told & {"adapter_names", "alora_offsets", "task_ids"})
 
 
-def _check_call(config: GenerationConfig, strange: str, draft: Any, compiled: Any, adapter: Any) -> None:
-    """Refuse what would silently be left out, such as `strange` rules, and what cannot be meant."""
+def _check_call(config: GenerationConfig, strange: str, how: Decoding, adapter: Any, streamed: int) -> None:
+    """Refuse what would silently be left out, such as `strange` rules, and what cannot be meant.
+
+    `streamed` is the number of prompts whose tokens are streamed.
+    """
     refused = [
         ((config.num_beams or 1) > 1 or (config.num_return_sequences or 1) > 1,
          "marsbench.generate follows one sequence per prompt", "leave num_beams and the like at 1"),
         (bool(strange), f"marsbench.generate does not apply {strange}",
          "switch it off (top_k=0, top_p=1.0, repetition_penalty=1.0, ...), cut the output afterwards, or leave "
          "custom_generate out"),
-        (draft is not None and not hasattr(draft, "get_decoder"), "the draft is no model",
+        (how.draft is not None and not hasattr(how.draft, "get_decoder"), "the draft is no model",
          "pass AutoModelForCausalLM.from_pretrained(...)"),
-        (compiled and adapter is not None, "graphs are kept with a model, not with an adapter",
+        (how.compiled and adapter is not None, "graphs are kept with a model, not with an adapter",
          "leave compiled or adapter out"),
+        (streamed > 1, "only a single prompt can be streamed", "stream one prompt at a time"),
+        (streamed > 0 and METHODS[how.method].own_loop, f"method {how.method!r} streams nothing here",
+         "call model.generate(streamer=...) without custom_generate"),
     ]  # fmt: skip
     for is_so, why, fix in refused:
         if is_so:

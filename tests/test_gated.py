@@ -36,8 +36,7 @@ from marsbench.methods.fitting import default_ids, fit
 from marsbench.presets import HeadKind, preset
 from marsbench.training import objectives, records
 from marsbench.training.adapter_files import CONFIG, SHIPPED, base_of, is_adapter, read_adapter, write_adapter
-from marsbench.training.bases import checked_base
-from marsbench.training.checkpoints import Loaded, load, with_adapter
+from marsbench.training.checkpoints import Loaded, checked_base, load, with_adapter
 from marsbench.training.data import chat_prompt
 from marsbench.training.gated import GatedAdapter, HeadToTrain, cast_once, gated_loss
 from marsbench.training.objectives import IGNORED, mars_loss

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from marsbench.decoding import windows
 from marsbench.decoding.engine import Batch, decode
-from marsbench.decoding.fitted import Fitted
 from marsbench.decoding.generation import Generation, Request
+from marsbench.decoding.step import Fitted
 from marsbench.forward import window
 from marsbench.forward.cache import RaggedCache
 from marsbench.methods import Options, build_method

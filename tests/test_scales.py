@@ -43,8 +43,8 @@ from marsbench.running.run import Run
 from marsbench.studies import studies
 from marsbench.studies.lines import BLOCK_SIZES, HEADED_MARS, MARS_STAGES
 from marsbench.training import chat_data, checkpoints, records
-from marsbench.training.bases import ship
 from marsbench.training.chat_data import read_chat_data, segments, text_turns
+from marsbench.training.checkpoints import ship
 from marsbench.training.data import in_batches, shuffled_passes
 from marsbench.training.stages import STAGES, lineage, recipe
 from marsbench.training.tokenizer import CHAT_TEMPLATE, prepare_for_chat

@@ -37,9 +37,8 @@ from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
 from marsbench.running.training_cost import training_speed
 from marsbench.statistics.intervals import Estimate
-from marsbench.training.bases import ship
 from marsbench.training.chat_data import Message
-from marsbench.training.checkpoints import default_device, with_adapter
+from marsbench.training.checkpoints import default_device, ship, with_adapter
 from marsbench.training.memory import at_hand
 from marsbench.training.records import AT_PLACE, RECORD, finished, in_json
 from marsbench.training.stages import Recipe

@@ -18,10 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from marsbench.decoding.fitted import Fitted
 from marsbench.decoding.requests import New, Seat
 from marsbench.decoding.rows import Extent, Most, Rows
-from marsbench.decoding.step import Method, advance, to_tell, told
+from marsbench.decoding.step import Fitted, Method, advance, to_tell, told
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import Decoder
 from marsbench.forward.joined import parts_for
@@ -148,7 +147,7 @@ def static_step(decoder: Decoder, method: Method, stand: Stand) -> Tensor:
 class Steps:
     """Runs steps on stands, operation by operation."""
 
-    def place(self, decoder: Decoder, method: Method, device: torch.device) -> "Fixed":
+    def __call__(self, decoder: Decoder, method: Method, device: torch.device) -> "Fixed":
         """An empty place, for a method whose windows have a fixed shape."""
         return Fixed(self, decoder, method)
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from marsbench.compiled.fixed import Fixed, Shape, Stand, Steps, static_step
 from marsbench.decoding.engine import Batch, KindOfBatch, Method
-from marsbench.decoding.fitted import Fitted
 from marsbench.decoding.outside import OutsideMethod
+from marsbench.decoding.step import Fitted
 from marsbench.forward.decoder import Decoder, LeanDecoder, decoder_of
 from marsbench.forward.modules import device_of
 from marsbench.forward.native import cpp_compiler
@@ -105,7 +105,7 @@ class Graphs(Steps):
         """A `Batch` whose steps are these, for a method with fixed shapes; see `why_not`."""
         return Batch(model, method, shapes=self, **settings)
 
-    def place(self, decoder: Decoder, method: Method, device: torch.device) -> Fixed:
+    def __call__(self, decoder: Decoder, method: Method, device: torch.device) -> Fixed:
         return Fixed(self, decoder, method, records=records_on(device))
 
     def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Fitted) -> Stand:

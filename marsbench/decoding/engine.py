@@ -8,11 +8,10 @@ finished leaves the batch, and new ones may join it at any time. The rows lie on
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from marsbench.decoding.fitted import Fitted
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request, as_list
 from marsbench.decoding.outside import OnFinished, OutsideMethod, decode_outside
 from marsbench.decoding.requests import (
@@ -22,7 +21,7 @@ from marsbench.decoding.requests import (
     groups_of,
     laid_out,
 )
-from marsbench.decoding.step import Method, forward
+from marsbench.decoding.step import Fitted, Method, forward
 from marsbench.decoding.windows import leading_windows
 from marsbench.errors import UserError, integer
 from marsbench.forward.adapter import parted
@@ -35,14 +34,7 @@ __all__ = ["Batch", "KindOfBatch", "Method", "OnTokens", "check_requests", "cont
 # Called with a request's index and the tokens that a forward has just added, as they come (an EOS may be among them).
 OnTokens = Callable[[int, list[int]], None]
 News = Callable[[], None]  # a callback with what it is to be told, called when the batch is in order
-
-
-class Shapes(Protocol):
-    """What runs steps in fixed shapes."""
-
-    def place(self, decoder: Decoder, method: Method, device: torch.device) -> Fitted:
-        """An empty place, for a method whose windows have a fixed shape."""
-        ...
+Shapes = Callable[[Decoder, Method, torch.device], Fitted]  # an empty place, for a method of fixed shapes
 
 
 class Batch:
@@ -85,7 +77,7 @@ class Batch:
         self.model, self.method = model, method
         self.decoder = decoder_of(model)
         self._device = device_of(model)
-        self._place = Fitted() if shapes is None else shapes.place(self.decoder, method, self._device)
+        self._place = Fitted() if shapes is None else shapes(self.decoder, method, self._device)
         self._eos_ids, self._pad_id = frozenset(as_list(eos_id)), pad_id
         self._on_finished, self._on_tokens = on_finished, on_tokens
         self._meter, self._prefill_positions = meter, prefill_positions
@@ -123,7 +115,12 @@ class Batch:
         for index in requests:
             if index in self:
                 raise UserError(f"request {index} is in flight already", fix="give every request an index of its own")
-        lots = [self._laid_out(group, most) for group in groups_of(requests, most)]
+        lots = []
+        for group in groups_of(requests, most):
+            seats = [Seat(index, request, self.method.bar(request.threshold)) for index, request in group.items()]
+            rows = laid_out(seats, pad_id=self._pad_id, device=self._device)
+            rows.prefill_positions = most
+            lots.append(Fitted(rows, seats))
         for lot in lots:
             is_long = lot.rows.extent.pending > most and self.method.causal_prompt
             for window in leading_windows(lot.rows) if is_long else ():
@@ -181,13 +178,6 @@ class Batch:
                 turned[row] = seat.bar, window, verified
         if turned:
             self._place.rows.turn(turned)
-
-    def _laid_out(self, requests: Mapping[int, Request], most: int) -> Fitted:
-        """Rows of their own for some requests; `UserError` for a threshold that the method cannot take."""
-        seats = [Seat(index, request, self.method.bar(request.threshold)) for index, request in requests.items()]
-        rows = laid_out(seats, pad_id=self._pad_id, device=self._device)
-        rows.prefill_positions = most
-        return Fitted(rows, seats)
 
     def _prefill(self, lot: Fitted) -> list[News]:
         """The forward over the prompts of rows that have a cache of their own, or over what is left of them."""

@@ -19,7 +19,12 @@ def check_requests(requests: Sequence[Request], model: Any, *, where: str = "req
     """Refuse requests that no method could run, naming the first that is wrong by `where` and its number."""
     vocabulary, context = vocabulary_of(model), context_length(model)
     for number, request in enumerate(requests, 1):
-        _check_integers(request, vocabulary, where.format(number))
+        for name in ("max_new_tokens", "window", "seed", "top_k"):
+            integer(getattr(request, name), name, where=where.format(number))
+        ids, fix = request.prompt_ids, "tokenize the prompt with this checkpoint's tokenizer"
+        if not {*map(type, ids)} <= {int} or min(ids, default=0) < 0 or max(ids, default=0) >= vocabulary:
+            for token in ids:  # which one it is takes long to see
+                token_id(token, "prompt id", vocabulary, where=where.format(number), fix=fix)
         size, limit, top_p, min_p = len(request.prompt_ids), request.max_new_tokens, request.top_p, request.min_p
         refused = [
             (not size, "the prompt is empty", "give at least one token id"),
@@ -37,19 +42,6 @@ def check_requests(requests: Sequence[Request], model: Any, *, where: str = "req
         for is_so, why, fix in refused:
             if is_so:
                 raise UserError(why, where=where.format(number), fix=fix)
-
-
-def _check_integers(request: Request, vocabulary: int, where: str) -> None:
-    """Refuse what would not become integers of a row."""
-    for name in ("max_new_tokens", "window", "seed", "top_k"):
-        integer(getattr(request, name), name, where=where)
-    ids = request.prompt_ids
-    if {*map(type, ids)} <= {int} and min(ids, default=0) >= 0 and max(ids, default=0) < vocabulary:
-        return  # most often, and quick to see
-    for token in ids:
-        token_id(
-            token, "prompt id", vocabulary, where=where, fix="tokenize the prompt with this checkpoint's tokenizer"
-        )
 
 
 def groups_of(requests: Mapping[int, Request], most: int) -> list[dict[int, Request]]:
@@ -101,22 +93,20 @@ class Seat:
 
     def take(self, new: New, eos_ids: Set[int]) -> tuple[list[int], Finish | None]:
         """Note what has come: those of the tokens that count, and what has ended the answer, None if nothing has."""
-        fresh, finish = new.tokens, None
+        finish: Finish | None = None
+        fresh = new.tokens
         if self.request.stop or not eos_ids.isdisjoint(fresh):
-            fresh, finish = self._up_to_its_end(fresh, eos_ids)
+            # A stop sequence may have begun before; nothing in front of that has to be looked at again.
+            reach = max((len(stop) for stop in self.request.stop), default=1) - 1
+            begun = self.tokens[-reach:] if reach else []
+            count, ended = end_of([*begun, *fresh], self.request, eos_ids)
+            fresh, finish = fresh[: count - len(begun)], None if ended == "length" else ended
         self.tokens += fresh
         self.drafted.append(new.drafted)
         self.settled_by += [number - self.before for number in new.born[: len(fresh)]]
         if finish is None and len(self.tokens) >= self.request.max_new_tokens:
             finish = "length"
         return fresh, finish
-
-    def _up_to_its_end(self, tokens: list[int], eos_ids: Set[int]) -> tuple[list[int], Finish | None]:
-        # A stop sequence may have begun before; nothing in front of that has to be looked at again.
-        reach = max((len(stop) for stop in self.request.stop), default=1) - 1
-        begun = self.tokens[-reach:] if reach else []
-        count, finish = end_of([*begun, *tokens], self.request, eos_ids)
-        return tokens[: count - len(begun)], None if finish == "length" else finish
 
     def generation(self, finish: Finish, forwards: int) -> Generation:
         """What it has come to when the batch has run so many forwards."""

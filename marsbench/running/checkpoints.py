@@ -21,8 +21,7 @@ from marsbench.rows.kinds import TrainingRow
 from marsbench.running.plans import drafts_from_afar, is_ours, parents_first
 from marsbench.running.run import Run
 from marsbench.training import records
-from marsbench.training.bases import checked_base
-from marsbench.training.checkpoints import Loaded, default_device
+from marsbench.training.checkpoints import Loaded, checked_base, default_device
 from marsbench.training.records import TrainingRecord
 from marsbench.training.stages import Recipe, recipe, stage
 

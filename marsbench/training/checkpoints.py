@@ -1,11 +1,18 @@
-"""Loading a checkpoint: a folder, a name on the hub, a model of `fetching`, or an adapter with the model below it."""
+"""Loading a checkpoint: a folder, a name on the hub, a model of `fetching`, or an adapter with the model below it.
 
+And handing one on, in bf16 and with its record, as those are that come with the package:
+`python -m marsbench.training.checkpoints CHECKPOINT FOLDER`.
+"""
+
+import shutil
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from huggingface_hub import snapshot_download
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,9 +31,9 @@ from marsbench.fetching.fetch import fetch
 from marsbench.forward.adapter import Adapted, Adapter, parted
 from marsbench.json_lines import read_json
 from marsbench.progress import Reporter
-from marsbench.training.adapter_files import SHIPPED, base_of, is_adapter, read_adapter, read_head
+from marsbench.training.adapter_files import CONFIG, SHIPPED, base_of, is_adapter, read_adapter, read_head
 from marsbench.training.medusa import MedusaHeads
-from marsbench.training.records import finished, weights_hash, weights_with_adapter
+from marsbench.training.records import finished, publish, weights_hash, weights_with_adapter
 from marsbench.training.stages import BLOCKWISE, STAGES
 
 _NEEDED = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")  # files of a hub checkpoint that are loaded
@@ -205,3 +212,49 @@ def _check_folder(folder: Path, needs_tokenizer: bool) -> None:
             raise UserError(f"the checkpoint has no {name}", where=str(folder), fix="copy or train it again")
     if not list(folder.glob("*.safetensors")):
         raise UserError("the checkpoint has no weights", where=str(folder), fix="copy or train it again")
+
+
+def checked_base(folder: str) -> Path:
+    """A shipped base's folder, once its weights are found to be those of its record; `UserError` otherwise."""
+    place, fix = Path(folder), "install marsbench again, or train everything with --from-scratch"
+    with told_to_user("the shipped base cannot be read", OSError, ValueError, TypeError, where=folder, fix=fix):
+        try:
+            record = finished(place)
+        except UserError as error:  # its own fix, another training, is not that of what is shipped
+            raise UserError(f"the shipped base cannot be read: {error.what}", where=folder, fix=fix) from error
+        if record is None:
+            raise UserError("the shipped base is missing", where=folder, fix=fix)
+        if record.weights != weights_hash(place):
+            said = "the shipped base is damaged: its weights are not those of its record"
+            raise UserError(said, where=folder, fix=fix)
+    return place
+
+
+def ship(trained: Path, target: Path) -> None:
+    """Write a trained checkpoint's shipped form into a folder: bf16, what loads it, and its record.
+
+    An adapter takes its tokenizer along where its model's own knows no mask.
+    """
+    record = finished(trained)
+    if record is None:
+        raise UserError("this is no finished checkpoint", where=str(trained), fix="give what marsbench train printed")
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    if is_adapter(trained):
+        for file in trained.glob("*.safetensors"):
+            halves = {name: tensor.to(torch.bfloat16) for name, tensor in load_file(file).items()}
+            save_file(halves, partial / file.name)
+        shutil.copy(trained / CONFIG, partial)
+        if load(base_of(trained)).mask_id is None:
+            AutoTokenizer.from_pretrained(trained).save_pretrained(partial)
+    else:
+        loaded = load(trained)
+        torch.nn.Module.to(loaded.model, torch.bfloat16)
+        loaded.model.save_pretrained(partial)
+        loaded.tokenizer.save_pretrained(partial)
+    publish(replace(record, weights=weights_hash(partial)), partial, target)
+
+
+if __name__ == "__main__":
+    ship(Path(sys.argv[1]), Path(sys.argv[2]))
