@@ -170,12 +170,9 @@ def test_llamas_of_any_rope_run_lean_within_its_factors() -> None:
     assert not isinstance(decoder_of(KNOWN["qwen2-sliding"]().eval()), LeanDecoder)
     with pytest.raises(UserError, match=rf"context of {TIGHT}, up to which one set of its longrope factors holds"):
         decode(
-            KNOWN["longrope-phi3"]().eval(),
-            build_method("ar", Options()),
-            [Request([5], TIGHT)],
-            eos_id=EOS,
+            KNOWN["longrope-phi3"]().eval(), build_method("ar", Options()), [Request([5], TIGHT)], eos_id=EOS,
             pad_id=PAD,
-        )
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)

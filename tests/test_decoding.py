@@ -32,17 +32,9 @@ EOS, PAD, MASK = 2, 0, 3
 
 
 def run(
-    model: hf.PreTrainedModel,
-    method: str,
-    prompts: list[list[int]],
-    *,
-    batch_size: int = 8,
-    limit: int = 96,
-    threshold: float | None = None,
-    temperature: float = 0.0,
-    meter: Meter | None = None,
-    **options: Any,
-) -> list[Generation]:
+    model: hf.PreTrainedModel, method: str, prompts: list[list[int]], *, batch_size: int = 8, limit: int = 96,
+    threshold: float | None = None, temperature: float = 0.0, meter: Meter | None = None, **options: Any,
+) -> list[Generation]:  # fmt: skip
     """Decode prompts with a method of the registry; prompt i samples with seed i."""
     requests = [
         Request(prompt, limit, threshold, temperature=temperature, seed=row) for row, prompt in enumerate(prompts)
@@ -82,14 +74,10 @@ def test_golden_decodings(
     recorded = golden["decoding"][index]
     assert recorded["sampler"] == SAMPLER_OF[index]
     generations = run(
-        golden_models[recorded.get("checkpoint", "mars")],
-        method,
-        golden["prompts"][: 24 if batch_size > 1 else 8],
-        batch_size=batch_size,
-        limit=golden["max_new_tokens"],
-        threshold=recorded.get("threshold"),
+        golden_models[recorded.get("checkpoint", "mars")], method, golden["prompts"][: 24 if batch_size > 1 else 8],
+        batch_size=batch_size, limit=golden["max_new_tokens"], threshold=recorded.get("threshold"),
         **renamed({name: recorded[name] for name in ("block_size", "metric", "cache_block") if name in recorded}),
-    )
+    )  # fmt: skip
     for generation, row in zip(generations, recorded["rows"], strict=False):
         assert generation.tokens == row["tokens"]
         assert generation.forwards == row.get("forwards", generation.forwards)
@@ -102,13 +90,9 @@ def test_the_block_cache_spends_no_more_forwards_than_the_authors(
     """Guards against a forward of its own for what the next block's first forward can carry."""
     recorded = golden["decoding"][index]
     generations = run(
-        golden_models["mars"],
-        "mars-block-cache",
-        golden["prompts"],
-        limit=golden["max_new_tokens"],
-        threshold=recorded["threshold"],
-        cache_block=recorded["cache_block"],
-    )
+        golden_models["mars"], "mars-block-cache", golden["prompts"], limit=golden["max_new_tokens"],
+        threshold=recorded["threshold"], cache_block=recorded["cache_block"],
+    )  # fmt: skip
     size = recorded["batch_size"]
     longest = [max(g.forwards for g in generations[first : first + size]) for first in range(0, 24, size)]
     assert all(ours <= theirs for ours, theirs in zip(longest, recorded["forwards_per_batch"], strict=True))
@@ -143,20 +127,14 @@ def random_models() -> Models:
 
 
 PROMPTS = st.lists(st.lists(st.integers(4, 23), min_size=1, max_size=14), min_size=1, max_size=6)
-OPTIONS = st.fixed_dictionaries(
-    {
-        "window": st.integers(1, 6),
-        "cache_block": st.integers(1, 7),
-        "layout": st.sampled_from(["groups", "linear"]),
-        "draft_length": st.integers(1, 5),
-        "draft_method": st.sampled_from(["ar", "mars"]),
-        "draft_threshold": st.sampled_from([0.0, 0.3]),
-        "tree_width": st.integers(1, 4),
-        "metric": st.sampled_from(["probability", "margin"]),
-        "groups": st.sampled_from([None, 1, 2]),
-        "shifted": st.booleans(),
-    }
-).map(lambda chosen: chosen if chosen["layout"] == "groups" else chosen | {"groups": None})
+CHOICES: dict[str, Any] = {
+    "window": st.integers(1, 6), "cache_block": st.integers(1, 7), "layout": st.sampled_from(["groups", "linear"]),
+    "draft_length": st.integers(1, 5), "draft_method": st.sampled_from(["ar", "mars"]),
+    "draft_threshold": st.sampled_from([0.0, 0.3]), "tree_width": st.integers(1, 4),
+    "metric": st.sampled_from(["probability", "margin"]), "groups": st.sampled_from([None, 1, 2]),
+    "shifted": st.booleans(),
+}  # fmt: skip
+OPTIONS = st.fixed_dictionaries(CHOICES).map(lambda one: one if one["layout"] == "groups" else one | {"groups": None})
 
 
 @pytest.mark.parametrize("method", [name for name, info in METHODS.items() if not info.package])
@@ -170,15 +148,9 @@ OPTIONS = st.fixed_dictionaries(
     family=st.sampled_from(["qwen2", "llama", "qwen3", "adapted"]),
 )
 def test_every_method_keeps_the_contract(
-    method: str,
-    prompts: list[list[int]],
-    limit: int,
-    threshold: float | None,
-    temperature: float,
-    options: dict[str, Any],
-    family: str,
-    random_models: Models,
-) -> None:
+    method: str, prompts: list[list[int]], limit: int, threshold: float | None, temperature: float,
+    options: dict[str, Any], family: str, random_models: Models,
+) -> None:  # fmt: skip
     """Guards against lost, double or late tokens, rows that disturb each other, limits overrun and lossy drafts."""
     info, model = METHODS[method], random_models[family]
     choices: dict[str, Any] = {

@@ -102,12 +102,9 @@ def _begin(labelled: Tensor, at: int) -> int:
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize(("ahead", "most_logits"), [([0, 0, 0], 1 << 24), ([1, 2, 3], 1 << 24), ([3, 0, 1], 200)])
 def test_the_loss_is_that_of_masks_as_decoding_puts_them(
-    ahead: list[int],
-    most_logits: int,
-    head: HeadKind,
-    golden_models: dict[str, PreTrainedModel],
+    ahead: list[int], most_logits: int, head: HeadKind, golden_models: dict[str, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     """Guards against masks that see their answer, another block's masks or too little, and a shift; also in chunks."""
     monkeypatch.setattr(objectives, "MOST_LOGITS", most_logits)
     monkeypatch.setattr(objectives, "ALONE", 0.0)

@@ -117,14 +117,9 @@ def test_decoding_is_the_authors(index: int, golden: dict[str, Any], golden_mode
     recorded = golden["decoding"][index]
     assert recorded["sampler"] in ("sliding_window", "sliding_window_cached", "greedy_ar")
     answers = by_reference(
-        "mars",
-        golden_models[recorded.get("checkpoint", "mars")],
-        golden["prompts"][:8],
-        recorded.get("block_size", 1),
-        golden["max_new_tokens"],
-        threshold=recorded.get("threshold"),
-        metric=recorded.get("metric", "probability"),
-    )
+        "mars", golden_models[recorded.get("checkpoint", "mars")], golden["prompts"][:8], recorded.get("block_size", 1),
+        golden["max_new_tokens"], threshold=recorded.get("threshold"), metric=recorded.get("metric", "probability"),
+    )  # fmt: skip
     for answer, prompt, row in zip(answers, golden["prompts"], recorded["rows"], strict=False):
         assert [token for token in answer.text[len(prompt) :] if token != EOS] == row["tokens"]
         assert len(answer.accepted) == row.get("forwards", len(answer.accepted))

@@ -83,15 +83,9 @@ def save_base(folder: Path, *, spare_rows: int) -> Path:
     tokenizer = base_tokenizer()
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=len(tokenizer) + spare_rows,
-        hidden_size=16,
-        num_hidden_layers=2,
-        intermediate_size=32,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-    )
+        vocab_size=len(tokenizer) + spare_rows, hidden_size=16, num_hidden_layers=2, intermediate_size=32,
+        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True, eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
     Qwen2ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -41,13 +41,9 @@ def test_mars_loss_equals_the_golden_losses(
     recorded, model = golden["losses"][entry], golden_models["mars"]
     model.zero_grad()
     loss = mars_loss(
-        model,
-        torch.tensor(recorded["input_ids"]),
-        torch.tensor(recorded["labels"]),
-        block_size=recorded["block_size"],
-        mask_token_id=MASK,
-        ar_weight=recorded["ar_weight"],
-    )
+        model, torch.tensor(recorded["input_ids"]), torch.tensor(recorded["labels"]), block_size=recorded["block_size"],
+        mask_token_id=MASK, ar_weight=recorded["ar_weight"],
+    )  # fmt: skip
     loss.total.backward()
     norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
     assert loss.total.item() == pytest.approx(recorded["loss"], rel=1e-4)
