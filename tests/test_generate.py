@@ -13,7 +13,7 @@ import torch
 import transformers as hf
 import typer
 import typer.main
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.image import imread
 from torch import nn
@@ -450,30 +450,23 @@ def plain_model() -> hf.PreTrainedModel:
     return hf.AutoModelForCausalLM.from_pretrained(Path(__file__).parent / "golden" / "ar").eval()
 
 
-@given(name=st.sampled_from(["prompt_ids", "max_new_tokens", "window", "seed", "top_k"]), value=NO_INTEGER)
-def test_requests_hold_integers(plain_model: hf.PreTrainedModel, name: str, value: Any) -> None:
+INTEGERS = {
+    "request": ("prompt_ids", "max_new_tokens", "window", "seed", "top_k"),
+    "batch": ("eos_id", "pad_id", "batch_size", "prefill_positions"),
+    "method": ("mask_id", *(name for name, option in OPTIONS.items() if option.kind is int)),
+}
+
+
+@settings(max_examples=300)
+@given(of=st.sampled_from([(what, name) for what, names in INTEGERS.items() for name in names]), value=NO_INTEGER)
+def test_integers_are_integers(plain_model: hf.PreTrainedModel, of: tuple[str, str], value: Any) -> None:
     """Guards against an overflow in the midst of a batch, and numbers that are cut to integers without a word."""
-    request = Request(**{"prompt_ids": [4, 5], "max_new_tokens": 2, name: [value] if name == "prompt_ids" else value})
+    told: dict[str, dict[str, Any]] = {"request": {"prompt_ids": [4, 5], "max_new_tokens": 2}, "method": {"mask_id": 3}}
+    told["batch"] = {"eos_id": 2, "pad_id": 0}
+    told[of[0]][of[1]] = [value] if of[1] in ("prompt_ids", "eos_id") else value
     with pytest.raises(UserError):
-        decode(plain_model, build_method("ar", Options()), [request], eos_id=2, pad_id=0)
-
-
-@given(name=st.sampled_from(["eos_id", "pad_id", "batch_size", "prefill_positions"]), value=NO_INTEGER)
-def test_a_batch_is_told_integers(plain_model: hf.PreTrainedModel, name: str, value: Any) -> None:
-    """Guards against the same beside the requests."""
-    told = {"eos_id": 2, "pad_id": 0, name: [value] if name == "eos_id" else value}
-    with pytest.raises(UserError):
-        decode(plain_model, build_method("ar", Options()), [Request([4], 2)], **told)
-
-
-@given(
-    name=st.sampled_from(["mask_id", *(name for name, option in OPTIONS.items() if option.kind is int)]),
-    value=NO_INTEGER,
-)
-def test_methods_are_told_integers(name: str, value: Any) -> None:
-    """Guards against the same in the options of methods."""
-    with pytest.raises(UserError):
-        build_method("mars", Options(**{"mask_id": 3, name: value}))
+        build_method("mars", Options(**told["method"]))
+        decode(plain_model, build_method("ar", Options()), [Request(**told["request"])], **told["batch"])
 
 
 @given(seed=st.integers(-(2**63), 2**63 - 1), row=st.integers(0, 2**40))
