@@ -26,14 +26,8 @@ class Desk:
         self.tokens: dict[int, list[int]] = {}
         self.on_finished, self.on_tokens = callbacks.get("on_finished"), callbacks.get("on_tokens")
         method = build_method("mars", Options(mask_id=MASK))
-        self.batch = Batch(
-            model,
-            method,
-            eos_id=EOS,
-            pad_id=PAD,
-            on_finished=self._finished,
-            on_tokens=self._tokens,  # type: ignore[arg-type]
-        )
+        told: dict[str, Any] = {"on_finished": self._finished, "on_tokens": self._tokens}
+        self.batch = Batch(model, method, eos_id=EOS, pad_id=PAD, **told)
 
     def _finished(self, index: int, generation: Generation) -> None:
         self.done[index] = generation
@@ -168,7 +162,6 @@ def test_noise_is_finite_and_follows_gumbel() -> None:
         assert abs(found - expected) < 5 * spread, level
 
 
-EOS, PAD, MASK = 2, 0, 3
 LIMIT = 24
 WAYS = [("ar", None, 1), *[(name, tau, window) for name in ("mars", "mars-verified")
                            for tau in (0.0, 0.3, 0.7) for window in (2, 4, 6)]]  # fmt: skip
@@ -194,10 +187,11 @@ def every_way(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel])
     return found
 
 
+CHOSEN = st.tuples(st.integers(0, 7), st.sampled_from(WAYS), st.integers(0, 12))
+
+
 @settings(max_examples=15, deadline=None)
-@given(
-    chosen=st.lists(st.tuples(st.integers(0, 7), st.sampled_from(WAYS), st.integers(0, 12)), min_size=1, max_size=12)
-)
+@given(chosen=st.lists(CHOSEN, min_size=1, max_size=12))
 def test_a_row_decodes_as_if_it_were_alone(
     chosen: list[tuple[int, Way, int]], golden: dict[str, Any], golden_models: dict[str, PreTrainedModel],
     every_way: dict[tuple[int, Way], Generation],

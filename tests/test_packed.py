@@ -173,14 +173,6 @@ def test_golden_vectors_stay(golden: dict[str, Any], golden_models: dict[str, Pr
     assert found[True] == found[False]
 
 
-@pytest.fixture(autouse=True)
-def packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Weights are packed, however small."""
-    monkeypatch.setenv(VARIABLE, "1")  # whatever is faster
-    with packing(True):
-        yield
-
-
 @pytest.fixture
 def model() -> PreTrainedModel:
     torch.manual_seed(0)

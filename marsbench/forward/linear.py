@@ -163,8 +163,9 @@ class Site:
             return self._parts(copy.adapted(values, gate, maps.packed_down, maps.packed_columns))
         if self.joined is not None and not torch.is_grad_enabled():
             return self._parts(F.linear(values, *self.joined))
-        if copy is None:
-            return [_by_torch(values, layers) for layers in self._outputs]
+        if copy is None:  # parameters are asked for in little time
+            each = [[F.linear(values, own["weight"], own["bias"]) for own in layers] for layers in self._outputs]
+            return [parts[0] if len(parts) == 1 else torch.cat(parts, -1) for parts in each]
         return self._parts(copy(values))
 
     def add_to(self, hidden: Tensor, values: Tensor, gate: Tensor | None) -> Tensor:
@@ -205,13 +206,6 @@ class Site:
 
     def _parts(self, product: Tensor) -> Sequence[Tensor]:
         return (product,) if len(self._sizes) == 1 else product.split_with_sizes(self._sizes, 1)
-
-
-def _by_torch(values: Tensor, layers: Sequence[Mapping[str, Any]]) -> Tensor:
-    """What layers give for values [M, in], side by side, [M, out]; their parameters are asked for in little time."""
-    if len(layers) == 1:
-        return F.linear(values, layers[0]["weight"], layers[0]["bias"])
-    return torch.cat([F.linear(values, layer["weight"], layer["bias"]) for layer in layers], -1)
 
 
 @torch.no_grad()

@@ -114,19 +114,16 @@ def write_gguf(model: Any, file: Path, quantised: Quantised = "none") -> None:
         )
     writer: Any = gguf.GGUFWriter(file, kind)
     rotary = model.get_decoder().rotary_emb
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(rotary.inv_freq.numel() * 2)
-    writer.add_value_length(rotary.inv_freq.numel() * 2)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(float(1 / rotary.inv_freq[1].double() ** rotary.inv_freq.numel()))
-    writer.add_rope_dimension_count(rotary.inv_freq.numel() * 2)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("no_vocab")
+    size = rotary.inv_freq.numel() * 2  # of a head
+    for name, said in {
+        "block_count": config.num_hidden_layers, "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size, "feed_forward_length": config.intermediate_size,
+        "head_count": config.num_attention_heads, "head_count_kv": config.num_key_value_heads,
+        "key_length": size, "value_length": size, "layer_norm_rms_eps": config.rms_norm_eps,
+        "rope_freq_base": float(1 / rotary.inv_freq[1].double() ** (size // 2)), "rope_dimension_count": size,
+        "vocab_size": config.vocab_size, "tokenizer_model": "no_vocab",
+    }.items():  # fmt: skip
+        getattr(writer, f"add_{name}")(said)
     wanted = gguf.GGMLQuantizationType[_TYPES[model.dtype] if quantised == "none" else quantised.upper()]
     try:
         for name, weight in _renamed(model, turned=kind == "llama"):

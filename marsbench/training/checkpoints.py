@@ -204,14 +204,12 @@ def _config(folder: Path) -> tuple[PreTrainedConfig, bool]:
 def _check_folder(folder: Path, needs_tokenizer: bool) -> None:
     """Refuse a folder in which a model cannot be, with a clearer word than the loader's."""
     if not folder.is_dir():
-        raise UserError(
-            "there is no such checkpoint", where=str(folder), fix="check the path, or train it: marsbench train"
-        )
-    for name in ("config.json", *(["tokenizer.json"] if needs_tokenizer else [])):
-        if not (folder / name).is_file():
-            raise UserError(f"the checkpoint has no {name}", where=str(folder), fix="copy or train it again")
-    if not list(folder.glob("*.safetensors")):
-        raise UserError("the checkpoint has no weights", where=str(folder), fix="copy or train it again")
+        fix = "check the path, or train it: marsbench train"
+        raise UserError("there is no such checkpoint", where=str(folder), fix=fix)
+    for name in ("config.json", *(["tokenizer.json"] if needs_tokenizer else []), "*.safetensors"):
+        if not any(file.is_file() for file in folder.glob(name)):
+            called = "weights" if name.startswith("*") else name
+            raise UserError(f"the checkpoint has no {called}", where=str(folder), fix="copy or train it again")
 
 
 def checked_base(folder: str) -> Path:

@@ -34,22 +34,15 @@ def build_tokenizer(
     core = Tokenizer(models.BPE())
     # Qwen2's own way to split text: `AutoTokenizer` gives every Qwen2 checkpoint a tokenizer that splits like this.
     core.normalizer = normalizers.NFC()
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    core.decoder = decoders.ByteLevel()
+    split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.pre_tokenizer, core.decoder = pre_tokenizers.Sequence([split, in_bytes]), decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary_size,
-        special_tokens=[PAD, START, END, MASK],
+        vocab_size=vocabulary_size, special_tokens=[PAD, START, END, MASK], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    core.train_from_iterator(
-        [*islice(world.corpus(0, level), texts), f"system\n{SYSTEM}\nuser\nassistant\n" * 1000], trainer
-    )
+    )  # fmt: skip
+    around = f"system\n{SYSTEM}\nuser\nassistant\n" * 1000  # what the template adds
+    core.train_from_iterator([*islice(world.corpus(0, level), texts), around], trainer)
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=core, pad_token=PAD, eos_token=END, mask_token=MASK, additional_special_tokens=[START],
         clean_up_tokenization_spaces=False,

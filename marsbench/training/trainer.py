@@ -98,8 +98,12 @@ def _train(
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     parameters = sum(parameter.numel() for parameter in learner.trained.parameters())
     learner.end()
-    finished = work / "finished"
-    _save(trainer, finished, tokenizer, learner, _base_seen_from(folder, recipe, parent))
+    finished, base = work / "finished", recipe.pretrained.base if recipe.pretrained else ""
+    if parent is not None:  # as seen from the checkpoint
+        base = os.path.relpath(parent.resolve(), folder.resolve())
+    elif Path(base).is_dir():
+        base = str(Path(base).resolve())
+    _save(trainer, finished, tokenizer, learner, base)
     if trainer.is_world_process_zero():
         record = TrainingRecord(
             key=recipe.key, recipe=asdict(recipe),
@@ -135,13 +139,6 @@ def _save(trainer: Trainer, folder: Path, tokenizer: PreTrainedTokenizerBase, le
         (folder / "training_args.bin").unlink(missing_ok=True)
 
 
-def _base_seen_from(folder: Path, recipe: Recipe, parent: Path | None) -> str:
-    if parent is not None:
-        return os.path.relpath(parent.resolve(), folder.resolve())
-    base = recipe.pretrained.base if recipe.pretrained else ""
-    return str(Path(base).resolve()) if Path(base).is_dir() else base
-
-
 def _last_resumable(work: Path) -> Path | None:
     """The newest complete state of an interrupted run; incomplete ones are removed."""
     states = sorted(work.glob("checkpoint-*"), key=lambda state: int(state.name.rpartition("-")[2]))
@@ -159,6 +156,10 @@ def arguments_of(recipe: Recipe, steps: int, work: Path) -> tuple[TrainingArgume
     kind, pretrained = LEARNERS[recipe.objective], recipe.pretrained
     # Gradient checkpointing, but not for heads and adapters of a frozen model: they keep few activations.
     recomputes = pretrained is not None and not kind.freezes_model and pretrained.gradient_checkpointing
+    # bf16 saves time on an accelerator, and on a CPU that has instructions for it.
+    fast_in_bf16 = torch.accelerator.is_available() or (
+        torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # type: ignore[no-untyped-call]
+    )
     arguments = TrainingArguments(
         output_dir=str(work),
         max_steps=steps,
@@ -169,7 +170,7 @@ def arguments_of(recipe: Recipe, steps: int, work: Path) -> tuple[TrainingArgume
         adam_beta2=recipe.budget.adam_beta2,
         weight_decay=recipe.budget.weight_decay,
         use_cpu=not torch.accelerator.is_available(),  # the Trainer refuses bf16 on a CPU that it was not asked to use
-        bf16=pretrained is not None and pretrained.bf16 and _computes_in_bf16(),
+        bf16=pretrained is not None and pretrained.bf16 and fast_in_bf16,
         # None where it is off: the option has a new name in newer versions, which complain about the old one.
         gradient_checkpointing=recomputes or None,
         ddp_find_unused_parameters=False,  # every loss uses them all
@@ -199,13 +200,6 @@ def rate_in_cycle(step: int, cycle: int) -> float:
     """The learning rate at a step, over its peak: it rises for a 40th of each cycle, stays, falls for a fifth."""
     at = step % cycle
     return min(1.0, 40 * at / cycle, 5 * (cycle - at) / cycle)
-
-
-def _computes_in_bf16() -> bool:
-    """Whether bf16 saves time here: on an accelerator, and on a CPU that has instructions for it."""
-    return torch.accelerator.is_available() or (
-        torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # type: ignore[no-untyped-call]
-    )
 
 
 def share_of_batch(batch_size: int, processes: int, limit: int | None = None) -> tuple[int, int]:
