@@ -69,14 +69,8 @@ def test_the_method_auto_is_the_window_that_pays(
     (tmp_path / "in.jsonl").write_text("".join(lines))
     found = {}
     for method in ("ar", "auto"):
-        files = [
-            "--prompt-ids",
-            f"{tmp_path}/in.jsonl",
-            "--out",
-            f"{tmp_path}/{method}",
-            "--acceptance",
-            f"{tmp_path}/csv",
-        ]
+        files = ["--prompt-ids", f"{tmp_path}/in.jsonl", "--out", f"{tmp_path}/{method}"]
+        files += ["--acceptance", f"{tmp_path}/csv"]
         ids = ["--eos-id", "2", "--pad-id", "0", "--mask-id", "3", "--max-new-tokens", "24"]
         done = CliRunner().invoke(app, ["decode", "--model", str(GOLDEN / "mars"), "--method", method, *files, *ids])
         assert not done.exit_code, done.output

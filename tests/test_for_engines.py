@@ -106,9 +106,8 @@ def test_a_mars_checkpoint_is_a_parallel_draft_model(base: Path, tmp_path: Path)
 def with_lora(model: Any, folder: Path, drafted: Tensor) -> None:
     """Put an adapter's maps on a model as engines do: by peft's names, on the rows [N, L] that are drafted."""
     config = json.loads((folder / "adapter_config.json").read_text())
-    scale, gate, weights = (
-        config["lora_alpha"] / config["r"], drafted.unsqueeze(-1), load_file(folder / "adapter_model.safetensors"),
-    )  # fmt: skip
+    scale, gate = config["lora_alpha"] / config["r"], drafted.unsqueeze(-1)
+    weights = load_file(folder / "adapter_model.safetensors")
     for name in {key.split(".lora_")[0] for key in weights}:
         inside = name.removeprefix("base_model.model.")
         assert inside.rpartition(".")[2] in config["target_modules"]
@@ -209,8 +208,6 @@ def test_quantised_weights_are_near(tmp_path: Path) -> None:
         kinds = {one.name: one.tensor_type.name for one in GGUFReader(tmp_path / "model.gguf").tensors}
         assert kinds["blk.1.ffn_up.weight"] == kinds["token_embd.weight"] == called
         assert kinds["output_norm.weight"] == "F32"
-    from marsbench.methods.llama_cpp import write_gguf
-
     of = hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64))
     with pytest.raises(UserError, match="of the kind gpt2"):
         write_gguf(of, tmp_path / "model.gguf")

@@ -337,10 +337,8 @@ def test_a_head_trained_with_mars_comes_with_its_model(micro_checkpoints: Path, 
 def test_a_head_acts_on_masks_of_mars_alone(kind: HeadKind, golden_models: dict[str, PreTrainedModel]) -> None:
     """Guards against a fresh head that changes a loss, and one that reaches into the AR term."""
     model = copy.deepcopy(golden_models["mars"])
-    to_train, loss = (
-        HeadToTrain(model, kind),
-        partial(mars_loss, model, *batch(golden_models), block_size=B, mask_token_id=MASK),
-    )
+    to_train = HeadToTrain(model, kind)
+    loss = partial(mars_loss, model, *batch(golden_models), block_size=B, mask_token_id=MASK)
     alone, fresh = (loss(head=head) for head in (None, to_train.head))
     assert torch.equal(alone.total, fresh.total)
     for values in to_train.values():
@@ -478,8 +476,7 @@ def test_the_shipped_adapter_is_whole_and_decodes() -> None:
     scale = preset("135m")
     name, size = Start("135m").own
     assert scale.ready_checkpoint(name, size) == str(SHIPPED_FOLDER) and scale.ships(str(SHIPPED_FOLDER))
-    record = records.finished(SHIPPED_FOLDER)
-    assert record is not None and (record.recipe["stage"], record.recipe["block_size"]) == (name, size)
+    assert (record.recipe["stage"], record.recipe["block_size"]) == (name, size)
     assert stage(name).objective == "gated"
     assert Start("135m", stage="mars").own_stage == "mars" and Start("mini").own == ("mars", 4)
 

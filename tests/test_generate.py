@@ -52,31 +52,19 @@ def test_generate_gives_what_transformers_gives(
     """Guards against prompts cut, rows padded, EOS or tokens streamed otherwise, and options kept back."""
     model, inputs = golden_models["mars"], padded(golden["prompts"][:5])
     theirs = model.generate(**inputs, max_new_tokens=40, do_sample=False, **IDS)
+    ours = partial(model.generate, custom_generate=marsbench.generate, mask_id=3, **IDS)
     for method, options in (
-        ("ar", {}),
-        ("mars", {"mask_id": 3}),
-        ("mars-verified", {"mask_id": 3, "threshold": 0.5}),
-        ("mars-verified", {"mask_id": 3, "prefill_positions": 20}),
+        ("ar", {}), ("mars", {}), ("mars-verified", {"threshold": 0.5}), ("mars-verified", {"prefill_positions": 20}),
         ("speculative", {"draft": golden_models["ar"], "draft_length": 2}),
-    ):
-        ours = model.generate(
-            **inputs, max_new_tokens=40, do_sample=False, custom_generate=marsbench.generate, method=method, **options,
-            **IDS,
-        )  # fmt: skip
-        assert torch.equal(ours, theirs), method
-    recorded, model = golden["decoding"][9], golden_models["mars"]
+    ):  # fmt: skip
+        found = ours(**inputs, max_new_tokens=40, do_sample=False, method=method, **options)
+        assert torch.equal(found, theirs), method
     inputs = padded(golden["prompts"][2:3])
-    output = model.generate(
-        **inputs, max_new_tokens=96, custom_generate=marsbench.generate, method="mars", threshold=0.5, mask_id=3,
-        return_dict_in_generate=True, **IDS,
-    )  # fmt: skip
+    output = ours(**inputs, max_new_tokens=96, method="mars", threshold=0.5, return_dict_in_generate=True)
     tokens = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
-    assert [token for token in tokens if token != 2] == recorded["rows"][2]["tokens"]
+    assert [token for token in tokens if token != 2] == golden["decoding"][9]["rows"][2]["tokens"]
     streamer, inputs = Recorder(), padded(golden["prompts"][:1])
-    output = golden_models["mars"].generate(
-        **inputs, max_new_tokens=40, custom_generate=marsbench.generate, method="mars", threshold=0.7, mask_id=3,
-        token_streamer=streamer, **IDS,
-    )  # fmt: skip
+    output = ours(**inputs, max_new_tokens=40, method="mars", threshold=0.7, token_streamer=streamer)
     assert streamer.tokens == output[0].tolist()
     assert streamer.ended
 
@@ -165,7 +153,6 @@ def test_what_the_caller_gives_counts(golden_models: dict[str, hf.PreTrainedMode
     with pytest.raises(UserError, match="past_key_values"):
         ours(model, past_key_values=filled)
     assert ours(model, past_key_values=hf.DynamicCache()) == ours(model)
-    model = golden_models["ar"]
     whole = ours(model)
     assert ours(model, stopping_criteria=hf.StoppingCriteriaList([hf.MaxLengthCriteria(4 + 3)])) == whole[:3]
     ended = ours(model, stopping_criteria=hf.StoppingCriteriaList([hf.EosTokenCriteria(whole[2])]))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request
@@ -28,19 +28,17 @@ IN_ONE_PIECE = {"mars-no-cache", "block-diffusion"}  # whose rows are not cut
 def models() -> dict[str, Any]:
     """Untrained models, one of them without a lean decoder, another that drafts, and heads."""
     torch.manual_seed(0)
-    shape = tools.SIZES | {"max_position_embeddings": 256}
-    heads = MedusaHeads(32)
+    longer, heads = {"max_position_embeddings": 256}, MedusaHeads(32)
     for parameter in heads.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     found = {
-        "lean": Qwen2ForCausalLM(Qwen2Config(**shape)).eval(),
-        "modules": Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=8)).eval(),
-        "draft": Qwen2ForCausalLM(Qwen2Config(**(shape | {"num_hidden_layers": 1}))).eval(),
+        "lean": tools.qwen2(None, **longer),
+        "modules": Qwen3ForCausalLM(Qwen3Config(**tools.SIZES | longer, head_dim=8)).eval(),
+        "draft": tools.qwen2(None, **longer, num_hidden_layers=1),
         "heads": heads,
     }
-    assert isinstance(decoder_of(found["lean"]), LeanDecoder) and isinstance(
-        decoder_of(found["modules"]), ModuleDecoder
-    )
+    kinds = [type(decoder_of(found[name])) for name in ("lean", "modules")]
+    assert kinds == [LeanDecoder, ModuleDecoder]
     return found
 
 
@@ -59,6 +57,12 @@ def run(
     )  # fmt: skip
 
 
+CHOICES: dict[str, Any] = {
+    "cache_block": st.integers(1, 6), "layout": st.sampled_from(["groups", "linear"]),
+    "draft_method": st.sampled_from(["ar", "mars"]), "draft_threshold": st.just(0.2),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("method", OURS)
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
@@ -66,14 +70,7 @@ def run(
     most=st.integers(1, 40),
     threshold=st.sampled_from([None, 0.2]),
     family=st.sampled_from(["lean", "modules"]),
-    options=st.fixed_dictionaries(
-        {
-            "cache_block": st.integers(1, 6),
-            "layout": st.sampled_from(["groups", "linear"]),
-            "draft_method": st.sampled_from(["ar", "mars"]),
-            "draft_threshold": st.just(0.2),
-        }
-    ),
+    options=st.fixed_dictionaries(CHOICES),
 )
 def test_prompts_in_parts_change_nothing(
     method: str, prompts: list[list[int]], most: int, threshold: float | None, family: str, options: dict[str, Any],
@@ -203,7 +200,6 @@ def test_a_join_ticks_once_and_others_step_between(models: dict[str, Any]) -> No
 @pytest.mark.parametrize("positions", [0, -5])
 def test_a_bound_that_holds_nothing_is_refused(positions: int, models: dict[str, Any]) -> None:
     """Guards against a prompt that is cut for ever."""
-    with pytest.raises(UserError, match="prefill positions"):
-        run(models, "ar", [[5]], positions)
-    with pytest.raises(UserError, match="prefill positions"):
-        run(models, "hf-generate", [[5]], positions)
+    for method in ("ar", "hf-generate"):
+        with pytest.raises(UserError, match="prefill positions"):
+            run(models, method, [[5]], positions)

@@ -57,16 +57,11 @@ def test_a_row_costs_the_same_in_any_batch_and_loss(
     """Guards against two definitions of the AR loss, and padding that leaks into a row's loss."""
     recorded, model = golden["losses"][3], golden_models["mars"]
     inputs = torch.tensor(recorded["input_ids"]), torch.tensor(recorded["labels"])
-    term = mars_loss(model, *inputs, block_size=4, mask_token_id=MASK).ar
-    assert ar_loss(model, *inputs).item() == pytest.approx(term.item(), rel=1e-5)
-    recorded, model = golden["losses"][3], golden_models["mars"]
-    ids, labels = torch.tensor(recorded["input_ids"]), torch.tensor(recorded["labels"])
-    alone = [
-        mars_loss(model, ids[row : row + 1], labels[row : row + 1], block_size=4, mask_token_id=MASK).total
-        for row in range(len(ids))
-    ]
-    together = mars_loss(model, ids, labels, block_size=4, mask_token_id=MASK).total
-    assert together.item() == pytest.approx(torch.stack(alone).mean().item(), rel=1e-5)
+    together = mars_loss(model, *inputs, block_size=4, mask_token_id=MASK)
+    assert ar_loss(model, *inputs).item() == pytest.approx(together.ar.item(), rel=1e-5)
+    rows = zip(*(each.split(1) for each in inputs), strict=True)
+    alone = [mars_loss(model, *row, block_size=4, mask_token_id=MASK).total for row in rows]
+    assert together.total.item() == pytest.approx(torch.stack(alone).mean().item(), rel=1e-5)
 
 
 @settings(max_examples=60, deadline=None)
@@ -238,25 +233,18 @@ def test_block_diffusion_loss_equals_the_whole_layout(shifted: bool, golden_mode
     torch.manual_seed(1)
     level = torch.empty(2, 1).uniform_(0.05, 1.0)
     masked = (labels != -100) & (torch.rand(labels.shape) < level)
-    visible = torch.tensor(
-        [
-            [
-                (k % length // block < q % length // block and k < length)
-                or (k % length // block == q % length // block and (k < length) == (q < length))
-                for k in range(2 * length)
-            ]
-            for q in range(2 * length)
-        ]
-    )
+    of, clean = torch.arange(2 * length) % length // block, torch.arange(2 * length) < length
+    visible = (of < of.unsqueeze(1)) & clean  # [query, key]
+    visible |= (of == of.unsqueeze(1)) & (clean == clean.unsqueeze(1))
     logits = model(
         input_ids=torch.cat([ids, ids.masked_fill(masked, MASK)], 1),
         position_ids=torch.arange(length).repeat(2, 2),
         attention_mask=torch.zeros(2, 1, 2 * length, 2 * length).masked_fill(~visible, -torch.inf),
     ).logits
-    clean, logits = logits.split(length, 1)
+    of_clean, logits = logits.split(length, 1)
     if shifted:  # the first token of a block is predicted where the last of the block before it stands, unmasked
         begins = (torch.arange(length) % block == 0).unsqueeze(1)
-        logits = torch.where(begins, clean.roll(1, 1), logits.roll(1, 1))
+        logits = torch.where(begins, of_clean.roll(1, 1), logits.roll(1, 1))
     nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids, reduction="none") * masked / level
     assert loss.item() == pytest.approx((nll.sum(1) / (labels != -100).sum(1)).mean().item(), rel=1e-5)
 
