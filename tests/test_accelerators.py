@@ -105,11 +105,9 @@ def sharded(model: nn.Module) -> nn.Module:
     ("objective", "wrap"), [("mars", DistributedDataParallel), ("gated", DistributedDataParallel), ("mars", sharded)]
 )
 def test_logits_are_chunked_under_a_wrapper(
-    objective: str,
-    wrap: Callable[[nn.Module], nn.Module],
-    golden_models: dict[str, PreTrainedModel],
+    objective: str, wrap: Callable[[nn.Module], nn.Module], golden_models: dict[str, PreTrainedModel],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     """Guards against all logits of a device's rows at once, and gradients that a chunk keeps from DDP or FSDP."""
     model = copy.deepcopy(golden_models["mars"]).train()
     learner: nn.Module = model
@@ -294,15 +292,11 @@ def test_heads_and_adapters_are_not_sharded(
 def test_a_finished_checkpoint_is_whole_though_its_states_are_in_pieces(tmp_path: Path) -> None:
     """Guards against ninety gigabytes in one process at every state, and a last one that nothing else can load."""
     told: list[str] = []
+    state = SimpleNamespace(fsdp_plugin=SimpleNamespace(set_state_dict_type=told.append))
     fake: Any = SimpleNamespace(
-        is_fsdp_enabled=True,
-        is_world_process_zero=lambda: False,
-        save_model=lambda folder: told.append("save"),
-        accelerator=SimpleNamespace(
-            wait_for_everyone=lambda: None,
-            state=SimpleNamespace(fsdp_plugin=SimpleNamespace(set_state_dict_type=told.append)),
-        ),
-    )
+        accelerator=SimpleNamespace(wait_for_everyone=lambda: None, state=state), is_fsdp_enabled=True,
+        is_world_process_zero=lambda: False, save_model=lambda folder: told.append("save"),
+    )  # fmt: skip
     learner: Any = SimpleNamespace(freezes_model=False)
     trainer._save(fake, tmp_path, learner, learner, "")
     assert told == ["FULL_STATE_DICT", "save"]

@@ -153,6 +153,7 @@ def test_every_method_keeps_the_contract(
 ) -> None:  # fmt: skip
     """Guards against lost, double or late tokens, rows that disturb each other, limits overrun and lossy drafts."""
     info, model = METHODS[method], random_models[family]
+    prompts = prompts[:3] if info.own_loop else prompts  # another library's are slow
     choices: dict[str, Any] = {
         "limit": limit,
         "threshold": threshold if info.takes_threshold else None,

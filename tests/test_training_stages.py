@@ -148,11 +148,10 @@ def test_the_rate_rises_stays_and_falls_in_every_cycle() -> None:
 
 
 def in_cycles(steps: int) -> Preset:
-    """Scale micro with a base of so many steps, in cycles of 200."""
+    """Scale micro with a small base of so many steps, in cycles of 200."""
     assert MICRO.world is not None
-    return replace(
-        MICRO, world=replace(MICRO.world, pretraining=replace(MICRO.world.pretraining, steps=steps, cycle=200))
-    )
+    budget = replace(MICRO.world.pretraining, steps=steps, cycle=200, batch_size=2)
+    return replace(MICRO, world=replace(MICRO.world, model=MICRO.world.draft_model, pretraining=budget))
 
 
 def test_a_longer_base_begins_as_a_shorter_one(tmp_path: Path) -> None:

@@ -27,10 +27,8 @@ def test_worlds_differ_in_level_and_wording(name: str) -> None:
         assert len({one.content.split()[1] for one in hard}) > 1.2 * len({one.content.split()[1] for one in usual})
     else:
         assert sum(len(one.response) for one in hard) > 1.15 * sum(len(one.response) for one in usual)
-    openings = {example.response.split()[0] for example in islice(world.draw(name, "train", 1), 300)}
-    prompts = {example.prompt.split()[0] for example in islice(world.draw(name, "train", 1), 300)}
-    assert len(openings) > 1 or name == "mini_humaneval"
-    assert len(prompts) > 1 or name == "mini_humaneval"
+    for text in ("response", "prompt"):
+        assert len({getattr(one, text).split()[0] for one in usual}) > 1 or name == "mini_humaneval"
 
 
 @LEVELS
@@ -39,7 +37,7 @@ def test_no_test_prompt_is_trained_on(name: str, level: Difficulty) -> None:
     """Guards against train and test sharing a problem, in any wording."""
     held_out = world.test_set(name, SIZE, level=level)
     assert len({example.prompt for example in held_out}) == SIZE
-    trained = list(islice(world.draw(name, "train", 0, level), 20_000))
+    trained = list(islice(world.draw(name, "train", 0, level), 4_000))
     assert not {example.prompt for example in held_out} & {example.prompt for example in trained}
     assert not {example.content for example in held_out} & {example.content for example in trained}
     assert all(is_test(example.content) for example in held_out)
@@ -48,7 +46,7 @@ def test_no_test_prompt_is_trained_on(name: str, level: Difficulty) -> None:
 def test_the_corpus_holds_no_test_prompt() -> None:
     """Guards against pretraining on the test questions."""
     held_out = {example.prompt.strip() for name in MINI for example in world.test_set(name, SIZE)}
-    for text in islice(world.corpus(3), 20_000):
+    for text in islice(world.corpus(3), 4_000):
         lines = text.split("\n")
         assert not held_out & {"\n".join(lines[:count]).strip() for count in range(1, len(lines) + 1)}
 
