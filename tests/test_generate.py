@@ -93,7 +93,7 @@ def test_streams_are_those_of_transformers(
         ("streamer", {}),
         ("token_streamer", {"custom_generate": marsbench.generate, "method": "ar"}),
     ):
-        streamer = TextIteratorStreamer(build_tokenizer(1024), skip_prompt=skip_prompt)
+        streamer = TextIteratorStreamer(build_tokenizer(1024, texts=500), skip_prompt=skip_prompt)
         model.generate(**inputs, **asked, **options, **{name: streamer})
         texts.append("".join(streamer))
     assert texts[0] == texts[1] != ""

@@ -248,11 +248,8 @@ class Decoding(Options):
             raise UserError(
                 f"method {self.method!r} accepts whatever it verifies", fix="leave --accept out, or choose --method ar"
             )
-        bar(
-            self.threshold,
-            (self.metric or "probability") if METHODS[self.method].takes_threshold else None,
-            self.method,
-        )
+        metric: Metric | None = (self.metric or "probability") if METHODS[self.method].takes_threshold else None
+        bar(self.threshold, metric, self.method)
         return self
 
     def check_heard(self, *methods: str) -> None:

@@ -3,6 +3,7 @@
 The world's is a byte-level BPE trained on the world's plain text, with a chat template in the Qwen style.
 """
 
+from functools import cache
 from itertools import islice
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -31,6 +32,17 @@ def build_tokenizer(
 
     The same arguments give the same tokenizer, to the byte.
     """
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=Tokenizer.from_str(_trained(vocabulary_size, texts, level)), pad_token=PAD, eos_token=END,
+        mask_token=MASK, additional_special_tokens=[START], clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+@cache
+def _trained(vocabulary_size: int, texts: int, level: world.Difficulty) -> str:
+    """The tokenizer's core as JSON: a base and its draft model have the same one."""
     core = Tokenizer(models.BPE())
     # Qwen2's own way to split text: `AutoTokenizer` gives every Qwen2 checkpoint a tokenizer that splits like this.
     core.normalizer = normalizers.NFC()
@@ -43,12 +55,7 @@ def build_tokenizer(
     )  # fmt: skip
     around = f"system\n{SYSTEM}\nuser\nassistant\n" * 1000  # what the template adds
     core.train_from_iterator([*islice(world.corpus(0, level), texts), around], trainer)
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=core, pad_token=PAD, eos_token=END, mask_token=MASK, additional_special_tokens=[START],
-        clean_up_tokenization_spaces=False,
-    )  # fmt: skip
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
+    return str(core.to_str())
 
 
 def prepare_for_chat(tokenizer: PreTrainedTokenizerBase) -> None:
