@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from test_host_reads import Operations
+from tools import Models
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -67,7 +68,7 @@ def time_in(model: PreTrainedModel, folder: Path) -> None:
 
 @pytest.mark.parametrize("work", [decode_with, train_in, time_in])
 def test_nothing_uses_cudnns_attention(
-    work: Any, golden_models: dict[str, PreTrainedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    work: Any, golden_models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against attention planned anew at every step, gradients that are NaN, and a step's cost that none has."""
 
@@ -105,7 +106,7 @@ def sharded(model: nn.Module) -> nn.Module:
     ("objective", "wrap"), [("mars", DistributedDataParallel), ("gated", DistributedDataParallel), ("mars", sharded)]
 )
 def test_logits_are_chunked_under_a_wrapper(
-    objective: str, wrap: Callable[[nn.Module], nn.Module], golden_models: dict[str, PreTrainedModel],
+    objective: str, wrap: Callable[[nn.Module], nn.Module], golden_models: Models,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Guards against all logits of a device's rows at once, and gradients that a chunk keeps from DDP or FSDP."""
@@ -145,7 +146,7 @@ def test_logits_are_chunked_under_a_wrapper(
 # ---- bf16 ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("objective", ["mars", "gated", "medusa"])
 def test_all_of_a_step_is_in_bf16_on_a_gpu(
-    objective: str, golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+    objective: str, golden_models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against chunks of logits, and models below adapters and heads, that run in fp32 beside a bf16 model."""
     model, learner = golden_models["mars"], None

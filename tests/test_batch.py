@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tools import Models
 from transformers import PreTrainedModel
 
 from marsbench.decoding.engine import Batch, decode
@@ -53,16 +54,14 @@ def prompts(golden: dict[str, Any]) -> list[list[int]]:
 
 
 @pytest.fixture
-def alone(golden_models: dict[str, PreTrainedModel], prompts: list[list[int]]) -> list[list[int]]:
+def alone(golden_models: Models, prompts: list[list[int]]) -> list[list[int]]:
     """What every prompt's answer is without company."""
     method = build_method("mars", Options(mask_id=MASK))
     requests = [Request(prompt, 40, 0.7) for prompt in prompts]
     return [one.tokens for one in decode(golden_models["mars"], method, requests, eos_id=EOS, pad_id=PAD, batch_size=1)]
 
 
-def test_callbacks_may_do_as_they_like(
-    golden_models: dict[str, PreTrainedModel], prompts: list[list[int]], alone: list[list[int]]
-) -> None:
+def test_callbacks_may_do_as_they_like(golden_models: Models, prompts: list[list[int]], alone: list[list[int]]) -> None:
     """Guards against requests lost when a row is refilled, and a client that goes or fails and takes others along."""
     waiting = list(range(2, len(prompts)))
 
@@ -108,7 +107,7 @@ def test_callbacks_may_do_as_they_like(
 
 @pytest.mark.parametrize("fails", ["threshold", "model"])
 def test_who_is_refused_is_not_counted(
-    fails: str, golden_models: dict[str, PreTrainedModel], prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    fails: str, golden_models: Models, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a batch that never becomes empty because of somebody who never got in."""
     desk = Desk(golden_models["mars"])
@@ -130,9 +129,7 @@ def test_who_is_refused_is_not_counted(
     assert set(desk.done) == {0}
 
 
-def test_a_whole_number_is_a_threshold_like_another(
-    golden_models: dict[str, PreTrainedModel], prompts: list[list[int]]
-) -> None:
+def test_a_whole_number_is_a_threshold_like_another(golden_models: Models, prompts: list[list[int]]) -> None:
     """Guards against a neighbour's `threshold=1` that makes 0.9 a 0, which accepts everything."""
     method = build_method("mars", Options(mask_id=MASK))
     found = [
@@ -175,7 +172,7 @@ def asking(prompt: list[int], way: Way, **more: Any) -> Request:
 
 
 @pytest.fixture(scope="module")
-def every_way(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> dict[tuple[int, Way], Generation]:
+def every_way(golden: dict[str, Any], golden_models: Models) -> dict[tuple[int, Way], Generation]:
     """Every prompt decoded in every way by the methods themselves."""
     found = {}
     for way in WAYS:
@@ -193,7 +190,7 @@ CHOSEN = st.tuples(st.integers(0, 7), st.sampled_from(WAYS), st.integers(0, 12))
 @settings(max_examples=15, deadline=None)
 @given(chosen=st.lists(CHOSEN, min_size=1, max_size=12))
 def test_a_row_decodes_as_if_it_were_alone(
-    chosen: list[tuple[int, Way, int]], golden: dict[str, Any], golden_models: dict[str, PreTrainedModel],
+    chosen: list[tuple[int, Way, int]], golden: dict[str, Any], golden_models: Models,
     every_way: dict[tuple[int, Way], Generation],
 ) -> None:  # fmt: skip
     """Guards against rows that get masks, drafts or bars of their neighbours, whoever joins when."""
@@ -213,7 +210,7 @@ def test_a_row_decodes_as_if_it_were_alone(
 
 
 def test_a_row_may_be_turned_in_mid_stream(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], every_way: dict[tuple[int, Way], Generation]
+    golden: dict[str, Any], golden_models: Models, every_way: dict[tuple[int, Way], Generation]
 ) -> None:
     """Guards against a knob that loses drafts or tokens, drafts that count unchecked, and neighbours turned along."""
     done: dict[int, Generation] = {}
@@ -236,7 +233,7 @@ def test_a_row_may_be_turned_in_mid_stream(
         assert done[number].tokens == every_way[number, ("ar", None, 1)].tokens
 
 
-def test_who_ignores_eos_runs_to_the_limit(golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+def test_who_ignores_eos_runs_to_the_limit(golden: dict[str, Any], golden_models: Models) -> None:
     """Guards against an EOS that ends a row which asked to go on, or does not end its neighbour, windows of nothing."""
     prompts = golden["prompts"]
     requests = [asking(prompt, ("ar", None, 1), ignore_eos=number % 2 == 0) for number, prompt in enumerate(prompts)]

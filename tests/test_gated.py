@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from test_adapter import noisy
 from test_host_reads import Operations
-from tools import FORKED, invoke
+from tools import FORKED, Models, invoke
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 import marsbench
 from marsbench.commands.shared import Start
@@ -50,7 +50,7 @@ HEADS = get_args(HeadKind)
 
 
 # ---- the loss ----
-def batch(golden_models: dict[str, PreTrainedModel]) -> tuple[Tensor, Tensor]:
+def batch(golden_models: Models) -> tuple[Tensor, Tensor]:
     """Three sequences: two turns, a response that ends in the middle of a block, and padding."""
     torch.manual_seed(3)
     ids = torch.randint(4, golden_models["ar"].config.vocab_size, (3, 17))
@@ -102,7 +102,7 @@ def _begin(labelled: Tensor, at: int) -> int:
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize(("ahead", "most_logits"), [([0, 0, 0], 1 << 24), ([1, 2, 3], 1 << 24), ([3, 0, 1], 200)])
 def test_the_loss_is_that_of_masks_as_decoding_puts_them(
-    ahead: list[int], most_logits: int, head: HeadKind, golden_models: dict[str, PreTrainedModel],
+    ahead: list[int], most_logits: int, head: HeadKind, golden_models: Models,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Guards against masks that see their answer, another block's masks or too little, and a shift; also in chunks."""
@@ -120,7 +120,7 @@ def test_the_loss_is_that_of_masks_as_decoding_puts_them(
     assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
-def test_frozen_weights_and_fresh_heads_change_no_loss(golden_models: dict[str, PreTrainedModel]) -> None:
+def test_frozen_weights_and_fresh_heads_change_no_loss(golden_models: Models) -> None:
     """Guards against casts of frozen weights at every pass, and a head that begins elsewhere than without one."""
     found, casts = [], []
     for once in (False, True):
@@ -149,7 +149,7 @@ def test_frozen_weights_and_fresh_heads_change_no_loss(golden_models: dict[str, 
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_only_the_adapter_learns(head: HeadKind, golden_models: dict[str, PreTrainedModel]) -> None:
+def test_only_the_adapter_learns(head: HeadKind, golden_models: Models) -> None:
     """Guards against gradients into the model, and against an adapter whose parts get none."""
     model = copy.deepcopy(golden_models["mars"]).requires_grad_(False)
     before = {name: values.clone() for name, values in model.state_dict().items()}
@@ -174,7 +174,7 @@ def test_only_the_adapter_learns(head: HeadKind, golden_models: dict[str, PreTra
 
 @pytest.mark.parametrize("head", HEADS[1:])
 def test_a_part_of_the_masks_learns_without_the_head(
-    head: HeadKind, golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+    head: HeadKind, golden_models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against masks that say nothing without their head, which is asked about their likeliest tokens only."""
     model, (ids, labels) = copy.deepcopy(golden_models["mars"]).requires_grad_(False), batch(golden_models)
@@ -193,7 +193,7 @@ def test_a_part_of_the_masks_learns_without_the_head(
     assert losses[-1] == gated_loss(adapter, ids, labels, model=model, block_size=B, mask_token_id=MASK).item()
 
 
-def test_a_stronger_adapter_acts_as_it_is_written(golden_models: dict[str, PreTrainedModel], tmp_path: Path) -> None:
+def test_a_stronger_adapter_acts_as_it_is_written(golden_models: Models, tmp_path: Path) -> None:
     """Guards against a strength that training has and the folder has not, and one that renames older checkpoints."""
     model = copy.deepcopy(golden_models["ar"]).requires_grad_(False)
     adapter = GatedAdapter(model, 2, strength=16.0)
@@ -208,7 +208,7 @@ def test_a_stronger_adapter_acts_as_it_is_written(golden_models: dict[str, PreTr
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_a_response_without_masks_gives_no_loss(head: HeadKind, golden_models: dict[str, PreTrainedModel]) -> None:
+def test_a_response_without_masks_gives_no_loss(head: HeadKind, golden_models: Models) -> None:
     """Guards against a mean over nothing, a step without a gradient of every weight, for which other devices wait."""
     model = copy.deepcopy(golden_models["mars"]).requires_grad_(False)
     ids = torch.tensor([[5, 6, 7]])
@@ -334,7 +334,7 @@ def test_a_head_trained_with_mars_comes_with_its_model(micro_checkpoints: Path, 
 
 
 @pytest.mark.parametrize("kind", ["markov", "network"])
-def test_a_head_acts_on_masks_of_mars_alone(kind: HeadKind, golden_models: dict[str, PreTrainedModel]) -> None:
+def test_a_head_acts_on_masks_of_mars_alone(kind: HeadKind, golden_models: Models) -> None:
     """Guards against a fresh head that changes a loss, and one that reaches into the AR term."""
     model = copy.deepcopy(golden_models["mars"])
     to_train = HeadToTrain(model, kind)
@@ -353,7 +353,7 @@ def test_a_head_acts_on_masks_of_mars_alone(kind: HeadKind, golden_models: dict[
     ("settings", "times"), [({}, 1), ({"lora_alpha": 6}, 2), ({"lora_alpha": 6, "use_rslora": True}, 6 / 3**0.5)]
 )
 def test_maps_are_named_and_scaled_as_peft_does_it(
-    settings: dict[str, Any], times: float, golden_models: dict[str, PreTrainedModel], tmp_path: Path
+    settings: dict[str, Any], times: float, golden_models: Models, tmp_path: Path
 ) -> None:
     """Guards against maps of another scale than peft's, which nobody would see: every answer stays as it was."""
     model, written = golden_models["ar"], noisy(golden_models["ar"], 0.3, rank=3)

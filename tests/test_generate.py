@@ -16,6 +16,7 @@ import typer.main
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.image import imread
+from tools import Models
 from torch import nn
 from transformers.generation.streamers import BaseStreamer, TextIteratorStreamer
 from typer._click.exceptions import ClickException
@@ -46,9 +47,7 @@ def padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
     }
 
 
-def test_generate_gives_what_transformers_gives(
-    golden: dict[str, Any], golden_models: dict[str, hf.PreTrainedModel]
-) -> None:
+def test_generate_gives_what_transformers_gives(golden: dict[str, Any], golden_models: Models) -> None:
     """Guards against prompts cut, rows padded, EOS or tokens streamed otherwise, and options kept back."""
     model, inputs = golden_models["mars"], padded(golden["prompts"][:5])
     theirs = model.generate(**inputs, max_new_tokens=40, do_sample=False, **IDS)
@@ -82,9 +81,7 @@ class Recorder(BaseStreamer):
 
 
 @pytest.mark.parametrize("skip_prompt", [False, True])
-def test_streams_are_those_of_transformers(
-    skip_prompt: bool, golden: dict[str, Any], golden_models: dict[str, hf.PreTrainedModel]
-) -> None:
+def test_streams_are_those_of_transformers(skip_prompt: bool, golden: dict[str, Any], golden_models: Models) -> None:
     """Guards against a streamer that takes the first token for the prompt, or never sees the prompt."""
     model, inputs = golden_models["mars"], padded(golden["prompts"][:1])
     asked = {"max_new_tokens": 20, "do_sample": False, **IDS}
@@ -130,7 +127,7 @@ def test_streams_are_those_of_transformers(
     ],
 )
 def test_generate_refuses_what_it_would_not_honour(
-    asked: dict[str, Any], said: str, golden: dict[str, Any], golden_models: dict[str, hf.PreTrainedModel]
+    asked: dict[str, Any], said: str, golden: dict[str, Any], golden_models: Models
 ) -> None:
     """Guards against a setting that silently does nothing."""
     options = {"method": "mars", "mask_id": 3, "max_new_tokens": 4, **IDS} | asked
@@ -146,7 +143,7 @@ def ours(model: hf.PreTrainedModel, **asked: Any) -> list[int]:
     return found[0, ids.shape[1] :].tolist()  # type: ignore[no-any-return]
 
 
-def test_what_the_caller_gives_counts(golden_models: dict[str, hf.PreTrainedModel]) -> None:
+def test_what_the_caller_gives_counts(golden_models: Models) -> None:
     """Guards against text in a cache that is left out, an empty cache refused, a stopping rule that is not heeded."""
     model = golden_models["ar"]
     filled = model(torch.tensor([[9, 8, 7]]), use_cache=True).past_key_values
@@ -159,7 +156,7 @@ def test_what_the_caller_gives_counts(golden_models: dict[str, hf.PreTrainedMode
     assert ended == whole[: whole.index(whole[2]) + 1]
 
 
-def test_what_is_prepared_for_every_step_is_refused(golden_models: dict[str, hf.PreTrainedModel]) -> None:
+def test_what_is_prepared_for_every_step_is_refused(golden_models: Models) -> None:
     """Guards against learned prompts of peft, and adapters chosen by row, that are left out without a word."""
     model = golden_models["ar"]
     alone, of_class = ours(model), model.prepare_inputs_for_generation

@@ -94,7 +94,7 @@ def test_the_mask_is_the_authors(golden: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("entry", range(12))
-def test_the_loss_is_the_authors(entry: int, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+def test_the_loss_is_the_authors(entry: int, golden: dict[str, Any], golden_models: tools.Models) -> None:
     """Guards against a wrong shift, mean or weight in the loss as released."""
     recorded, model = golden["losses"][entry], golden_models["mars"]
     ids, labels = torch.tensor(recorded["input_ids"]), torch.tensor(recorded["labels"])
@@ -112,7 +112,7 @@ def test_the_loss_is_the_authors(entry: int, golden: dict[str, Any], golden_mode
 
 
 @pytest.mark.parametrize("index", [*range(21), 45, 46])
-def test_decoding_is_the_authors(index: int, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]) -> None:
+def test_decoding_is_the_authors(index: int, golden: dict[str, Any], golden_models: tools.Models) -> None:
     """Guards against any token or forward of the sliding window, or of AR, that differs from the authors' samplers."""
     recorded = golden["decoding"][index]
     assert recorded["sampler"] in ("sliding_window", "sliding_window_cached", "greedy_ar")
@@ -187,7 +187,7 @@ def test_the_decode_loops_tokens_are_the_references(
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(list(DECODERS)), st.sampled_from([2, 4, 7]), st.sampled_from([None, 0.6, 0.95]))
 def test_a_trained_model_answers_the_same(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], method: str, block_size: int, bar: float | None
+    golden: dict[str, Any], golden_models: tools.Models, method: str, block_size: int, bar: float | None
 ) -> None:
     """Guards against what random weights never do: several tokens in most forwards, and answers that end with EOS."""
     model, prompts = golden_models["mars"], golden["prompts"][:6]

@@ -13,7 +13,7 @@ import tools
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM
 
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
@@ -162,9 +162,7 @@ def test_draws_follow_what_is_left(cut: tuple[int, float, float], by: str) -> No
         assert abs(float(shares[token]) - share) < 4 * (share * (1 - share) / many) ** 0.5 + 1e-9
 
 
-def test_verified_guesses_give_the_tokens_of_ar(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
-) -> None:
+def test_verified_guesses_give_the_tokens_of_ar(golden: dict[str, Any], golden_models: tools.Models) -> None:
     """Guards against guesses that are checked against another distribution than that of AR, and cuts of neighbours."""
     requests = [
         Request(prompt, 24, 0.2, temperature=1.2, seed=number, window=4, verified=True, ignore_eos=True, **cut)
@@ -188,7 +186,7 @@ def test_verified_guesses_give_the_tokens_of_ar(
 
 
 @pytest.mark.parametrize("cut", [{"top_p": 0.0}, {"top_p": 1.5}, {"min_p": -0.1}])
-def test_a_cut_that_leaves_nothing_is_refused(cut: dict[str, float], golden_models: dict[str, PreTrainedModel]) -> None:
+def test_a_cut_that_leaves_nothing_is_refused(cut: dict[str, float], golden_models: tools.Models) -> None:
     """Guards against a request of which no token may be sampled."""
     with pytest.raises(UserError, match="top_p"):
         decode(golden_models["ar"], build_method("ar", Options()), [Request([5], 4, temperature=1.0, **cut)],

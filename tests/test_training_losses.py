@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tools import Models
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -34,9 +35,7 @@ def test_visibility_between_whole_streams_equals_the_golden_masks(golden: dict[s
 
 
 @pytest.mark.parametrize("entry", range(12))
-def test_mars_loss_equals_the_golden_losses(
-    entry: int, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
-) -> None:
+def test_mars_loss_equals_the_golden_losses(entry: int, golden: dict[str, Any], golden_models: Models) -> None:
     """Guards against a wrong shift, normalisation, term weight, or a noisy stream cut too short."""
     recorded, model = golden["losses"][entry], golden_models["mars"]
     model.zero_grad()
@@ -51,9 +50,7 @@ def test_mars_loss_equals_the_golden_losses(
     assert loss.total.item() == pytest.approx((loss.mask + recorded["ar_weight"] * loss.ar).item(), rel=1e-5)
 
 
-def test_a_row_costs_the_same_in_any_batch_and_loss(
-    golden: dict[str, Any], golden_models: dict[str, PreTrainedModel]
-) -> None:
+def test_a_row_costs_the_same_in_any_batch_and_loss(golden: dict[str, Any], golden_models: Models) -> None:
     """Guards against two definitions of the AR loss, and padding that leaks into a row's loss."""
     recorded, model = golden["losses"][3], golden_models["mars"]
     inputs = torch.tensor(recorded["input_ids"]), torch.tensor(recorded["labels"])
@@ -148,9 +145,7 @@ def gradient_norm(model: PreTrainedModel, loss: Tensor) -> float:
 
 @pytest.mark.parametrize("stage", MARS_STAGES)
 @pytest.mark.parametrize("block_size", [3, 4])
-def test_every_mars_stage_learns_what_its_definition_says(
-    stage: str, block_size: int, golden_models: dict[str, PreTrainedModel]
-) -> None:
+def test_every_mars_stage_learns_what_its_definition_says(stage: str, block_size: int, golden_models: Models) -> None:
     """Guards against a variant that shortens the noisy stream wrongly, shifts, leaks, forgets a turn or a weight."""
     model, chosen = golden_models["mars"], MARS_STAGES[stage]
     rows = [turns(6, 13, 3), turns(5, 4, 3, 7, 3), turns(1, 2, 7, 11, 1)]
@@ -169,7 +164,7 @@ def test_every_mars_stage_learns_what_its_definition_says(
 
 
 @torch.inference_mode()
-def test_the_papers_alignment_is_what_decoding_asks(golden_models: dict[str, PreTrainedModel]) -> None:
+def test_the_papers_alignment_is_what_decoding_asks(golden_models: Models) -> None:
     """Guards against a training that the sliding window does not fit: block by block, as decoding predicts them."""
     model, (ids, labels), block_size = golden_models["mars"], turns(6, 13, 3), 4
     blocks = [range(6, 8), range(8, 12), range(12, 16), range(16, 19)]  # of the response, counted from the sequence
@@ -187,7 +182,7 @@ def test_the_papers_alignment_is_what_decoding_asks(golden_models: dict[str, Pre
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
 def test_logits_in_chunks_teach_the_same(
-    autocast: bool, golden: dict[str, Any], golden_models: dict[str, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+    autocast: bool, golden: dict[str, Any], golden_models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against labels beside the wrong chunk, gradients that a chunk loses, and logits that fill the memory."""
     recorded, model = golden["losses"][3], golden_models["mars"]
@@ -222,7 +217,7 @@ def test_logits_in_chunks_teach_the_same(
 
 
 @pytest.mark.parametrize("shifted", [False, True])
-def test_block_diffusion_loss_equals_the_whole_layout(shifted: bool, golden_models: dict[str, PreTrainedModel]) -> None:
+def test_block_diffusion_loss_equals_the_whole_layout(shifted: bool, golden_models: Models) -> None:
     """Guards against a shortened noisy stream, a leak of answers, or a wrong weight: compares definitions."""
     model, length, block = golden_models["mars"], 24, 4
     ids = torch.randint(4, 900, (2, length), generator=torch.Generator().manual_seed(0))
@@ -249,7 +244,7 @@ def test_block_diffusion_loss_equals_the_whole_layout(shifted: bool, golden_mode
     assert loss.item() == pytest.approx((nll.sum(1) / (labels != -100).sum(1)).mean().item(), rel=1e-5)
 
 
-def test_medusa_loss_by_hand(golden_models: dict[str, PreTrainedModel]) -> None:
+def test_medusa_loss_by_hand(golden_models: Models) -> None:
     """Guards against a head taught the wrong token, prompts in the loss, a backbone that learns, and noise."""
     backbone = golden_models["ar"]
     torch.manual_seed(0)

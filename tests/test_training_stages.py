@@ -15,8 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_scales import TALK, save_base, save_chat
+from tools import Models
 from torch import Tensor
-from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from marsbench.presets import Preset, preset
 from marsbench.running import training_cost as training_speed_module
@@ -201,7 +202,7 @@ def test_pieces_hold_all_rows_in_order_and_no_more_than_fits() -> None:
 
 
 @pytest.mark.parametrize("name", ["ar", "mars", "mars weighed, as the paper aligns it", "gated"])
-def test_pieces_teach_what_the_whole_batch_does(name: str, golden_models: dict[str, PreTrainedModel]) -> None:
+def test_pieces_teach_what_the_whole_batch_does(name: str, golden_models: Models) -> None:
     """Guards against a piece that counts for more than its rows, a loss that sees what was cut, and other draws."""
     model, whole = copy.deepcopy(golden_models["mars"]).train(), four_rows()
     weight = whole.pop("weight")
@@ -236,9 +237,7 @@ def test_pieces_teach_what_the_whole_batch_does(name: str, golden_models: dict[s
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
 
 
-def test_what_fits_is_measured(
-    golden_models: dict[str, PreTrainedModel], scale: Preset, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fits_is_measured(golden_models: Models, scale: Preset, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against more at once than there is room for, a limit that nobody heeds, and numbers drawn on the way."""
     model = copy.deepcopy(golden_models["ar"]).train()
     monkeypatch.setattr("marsbench.training.memory.resident", lambda _: 2 * GIB)

@@ -9,12 +9,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner, Result
 
 from marsbench.cli import app
 from marsbench.forward.linear import VARIABLE, set_packing
 
+Models = dict[str, PreTrainedModel]  # the golden checkpoints, by name
 SIZES: dict[str, Any] = {
     "vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.5,
