@@ -124,9 +124,8 @@ def test_the_file_is_the_same_whatever_the_batch_and_the_method(
 ) -> None:
     """Guards against answers under the wrong prompt, and against seeds that go by the place in a batch."""
     files = []
-    for number, options in enumerate(
-        [("--batch-size", "1"), ("--batch-size", "5"), ("--method", "mars-verified", "--window", "3")]
-    ):
+    ways = [("--batch-size", "1"), ("--batch-size", "5"), ("--method", "mars-verified", "--window", "3")]
+    for number, options in enumerate(ways):
         done = distill(model, prompts, tmp_path / f"{number}.jsonl", "--keep-cut", *sampled, *options)
         assert done.exit_code == 0, done.output
         files.append((tmp_path / f"{number}.jsonl").read_bytes())
@@ -158,9 +157,8 @@ def test_what_is_left_out_is_counted(model: Path, tmp_path: Path, decoded: list[
     lost = len(decoded) - cut - left
     assert cut and left and lost and len(decoded) == 8 * len(QUESTIONS)
     assert f"{left} answers" in done.stdout and f"{cut} cut at 24 tokens" in done.stdout
-    assert (
-        f"{lost} that chat data cannot hold" in done.stdout and "8 to prompts longer than the 136 tokens" in done.stdout
-    )
+    assert f"{lost} that chat data cannot hold" in done.stdout
+    assert "8 to prompts longer than the 136 tokens" in done.stdout
     decoded.clear()
     kept = distill(model, prompts, tmp_path / "chats.jsonl", "--temperature", "2", "--samples", "8", "--keep-cut")
     assert kept.exit_code == 0 and not decoded, "what was cut is in the log"
@@ -261,15 +259,9 @@ BAD = {
     "empty": ({"prompt": " "}, "asks nothing"),
     "no such role": ({"messages": [{"role": "human", "content": "One?"}]}, "turn 1 of messages has the unknown role"),
     "no content": ({"messages": [{"role": "user", "content": None}]}, "turn 1 of messages has no content"),
-    "calls of tools": (
-        {"messages": [*CALLED, {"role": "tool", "content": "12:00"}]},
-        "turn 2 of messages has tool_calls",
-    ),
-    "an empty answer": (
-        {"messages": [CALLED[0], {"role": "assistant", "content": ""}, CALLED[0]]},
-        "turn 2 of messages",
-    ),
-}
+    "calls of tools": ({"messages": [*CALLED, {"role": "tool", "content": "12:00"}]}, "turn 2 of messages has tool"),
+    "an empty answer": ({"messages": [CALLED[0], {"role": "assistant", "content": ""}, CALLED[0]]}, "turn 2 of"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", BAD)

