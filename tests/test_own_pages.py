@@ -214,7 +214,7 @@ def of_135m(arm: Any, digests: list[str], benchmark: str = "gsm8k") -> Evaluatio
 
 
 def test_answers_are_held_against_their_own_checkpoint_and_the_base() -> None:
-    """Guards against agreement with another checkpoint's answers, and a count that takes unlike lengths for alike."""
+    """Guards against agreement with another checkpoint, and a division by the answers that end where none does."""
     rows = [
         of_135m(AR, ["a", "b", "c", "d"]),
         of_135m(GROUPS, ["a", "b", "c", "x"]),
@@ -223,8 +223,10 @@ def test_answers_are_held_against_their_own_checkpoint_and_the_base() -> None:
             next(line for line in PLAN.lines if (line.stage, line.method) == ("base_mars", "mars-verified")), [*"amno"]
         ),
     ]
-    page = STUDY.render(rows, "135m")
-    assert "of 8 answers that a method promises to be those of AR decoding, 7 are." in page
+    for ends, share in ((1, "2.00"), (0, "-")):
+        page = STUDY.render([replace(row, finished=[ends] * 4) for row in rows], "135m")
+        assert "of 8 answers that a method promises to be those of AR decoding, 7 are." in page
+        assert any(f" {share} |" in line for line in page.splitlines() if line.startswith(f"| {GROUPS.label} "))
 
 
 def test_a_claim_pairs_lines_of_one_type_of_weights() -> None:

@@ -112,6 +112,10 @@ STAGES: dict[str, Stage] = {
         "MARS whose blocks begin with a token predicted from clean ones, as in the paper's equations",
         variant=MarsVariant(alignment="paper"),
     ),
+    "mars_paper_alignment_no_sft": _mars(
+        "such MARS without the AR term: the first token of each block alone is predicted as in AR",
+        ar_weight=0.0, variant=MarsVariant(alignment="paper"),
+    ),
     "mars_response_blocks": _mars(
         "MARS with blocks counted from the start of the response, as the paper describes them",
         variant=MarsVariant(blocks_from="response"),

@@ -188,7 +188,8 @@ def _tokens(cells: Cells, rows: Sequence[Row]) -> str:
             emitted = sum(e for row in done.values() for e, end in zip(row.emitted, row.finished, strict=True) if end)
             passes = sum(f for row in done.values() for f, end in zip(row.forwards, row.finished, strict=True) if end)
             learned = f"{trained[line.trained].tokens:,}" if line.trained in trained else ""
-            lines.append([line.label, *tokens, f"{emitted / passes:.2f}", str(sum(whole)), learned])
+            of_whole = f"{emitted / passes:.2f}" if passes else "-"  # a model hardly trained ends no answer
+            lines.append([line.label, *tokens, of_whole, str(sum(whole)), learned])
     return table(
         ["tokens/forward", *columns(PLAN).values(), "of answers that end", "how many", "tokens trained"], lines
     )
