@@ -27,7 +27,7 @@ def base(micro_checkpoints: Path) -> Path:
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     file = tmp_path / "prompts.jsonl"
-    asked = [question.prompt for name in ("mini_gsm8k", "mini_bbh") for question in world.test_set(name, 15)]
+    asked = [question.prompt for name in ("mini_gsm8k", "mini_bbh") for question in world.test_set(name, 9)]
     file.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in asked))
     return file
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from made_up import measured, plan_of
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from tools import ON_TWO_PROCESSES, invoke
+from tools import forked, invoke
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner
 
@@ -409,15 +409,17 @@ STEPS = 20
 def losses(output: Path, processes: int) -> dict[str, list[float]]:
     """Stage -> loss curve at scale micro on so many processes; the last stage draws weights at random."""
     command = ["train", "mars_no_sft_released", "--scale", "micro", "--max-steps", str(STEPS), "--output", str(output)]
-    if processes == 1:
-        said = cli.invoke(app, command).stdout
-    else:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        run = [sys.executable, *ON_TWO_PROCESSES, "-m", "marsbench", *command]
-        done = subprocess.run(run, capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, done.stderr
-        said = done.stdout
-    assert len(said.splitlines()) == 1, "one process speaks for all"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1], "WORLD_SIZE": processes}
+    several = [  # as `accelerate launch` starts them
+        forked(*command, log=output.with_suffix(f".{rank}"), RANK=rank, LOCAL_RANK=rank, **place)
+        for rank in range(processes)
+    ]
+    ends = [(process.join(), process.exitcode)[1] for process in several]
+    said = [output.with_suffix(f".{rank}").read_text() for rank in range(processes)]
+    assert not any(ends), said
+    assert f"{output}/runs/micro/checkpoints" in said[0] and said[1:] == [""] * (processes - 1), "one speaks for all"
     found = [records.finished(folder) for folder in output.glob("runs/micro/checkpoints/*")]
     trained = [record for record in found if record]
     assert {record.provenance["processes"] for record in trained} == {processes}

@@ -43,17 +43,19 @@ def invoke(*words: object, code: int = 0) -> Result:
     return done
 
 
-def _type(words: list[str], log: str) -> None:
+def _type(words: list[str], log: str, environment: dict[str, str]) -> None:
     torch.set_num_threads(1)
+    os.environ.update(environment)
     with open(log, "ab", buffering=0) as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     app(words)
 
 
-def forked(*words: object, log: Path | str = os.devnull) -> Any:
+def forked(*words: object, log: Path | str = os.devnull, **environment: object) -> Any:
     """A command in a process of its own, which has begun; what it says goes into a file."""
-    process = FORKED.Process(target=_type, args=([*map(str, words)], str(log)))
+    given = {name: str(value) for name, value in environment.items()}
+    process = FORKED.Process(target=_type, args=([*map(str, words)], str(log), given))
     process.start()
     return process
 
