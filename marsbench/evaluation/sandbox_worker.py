@@ -1,16 +1,17 @@
-"""The sandbox's worker: reads requests from a pipe and answers each with a word. `sandbox` starts it.
+"""The sandbox's worker: runs the programs that come by a pipe and says a word on each. `sandbox` starts it.
 
 A program runs in a child, behind evalplus's guard and a lock, and what its function returns for each input is written
-down. It is told no expected value, and nothing it says is a verdict: when it has ended, the record is read as plain
-data and compared here. So nothing is gained by printing, exiting, patching, or returning what equals everything.
+down. It is told no expected value, and nothing it says is a verdict: when all have ended, other children read the
+records as plain data and compare. So nothing is gained by printing, exiting, patching, or returning what equals
+everything.
 
-The lock exists because evalplus's guard only replaces some functions of `os`; sockets, ctypes, files opened through
-`io` and raw forks remain. An audit hook refuses every audited action that is not plain computing, the few unaudited
-ways out are removed, and resource limits bound the rest.
+evalplus's guard only replaces some functions of `os`; sockets, ctypes, files opened through `io` and raw forks remain.
+So an audit hook refuses every audited action that is not plain computing, the few unaudited ways out are removed, and
+resource limits bound the rest.
 """
 
 import _posixsubprocess
-import io
+import ctypes
 import math
 import multiprocessing
 import os
@@ -21,27 +22,28 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
-import traceback
 import zoneinfo
 from collections import UserList, UserString, deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from multiprocessing.connection import Connection
-from typing import IO, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from evalplus.eval import is_floats
 from evalplus.eval._special_oracle import _poly
 from evalplus.eval.utils import reliability_guard
 
-from marsbench.evaluation.sandbox import READY, PlainUnpickler, Program, Reason
+from marsbench.evaluation.sandbox import PlainUnpickler, Program
 
-DONE = 77  # exit status of a child that has made all calls
-LATE = (-signal.SIGALRM, -signal.SIGXCPU, None)  # those of a child that took too long
+DONE = 77  # exit status of a child that has done its work
+WHY = {DONE: "passed", 1: "failed"} | dict.fromkeys((-signal.SIGALRM, -signal.SIGXCPU, None), "timeout")  # else killed
+NO_NETWORK = 0x10000000 | 0x40000000  # of Linux's `unshare`: a namespace of users, in it one of networks
+RECORD_BYTES = 2**28 - 1  # at most; HumanEval/15 of HumanEval+ takes 130 MB
 
 # What generated code may do, as audit events. The hook looks more closely at imports and files.
 HARMLESS_EVENTS = """
@@ -52,13 +54,8 @@ HARMLESS_EVENTS = """
 """
 # They act without audit events, or make interpreters that have no hook.
 REFUSED_MODULES = "ctypes _ctypes _posixshmem _posixsubprocess _interpreters _xxsubinterpreters"
-LIBRARIES = tuple(
-    folder + os.sep
-    for folder in (
-        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), os.path.dirname(np.__file__),
-        *zoneinfo.TZPATH,
-    )
-)  # fmt: skip
+_PATHS = (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), os.path.dirname(np.__file__))
+LIBRARIES = tuple(folder + os.sep for folder in (*_PATHS, *zoneinfo.TZPATH))
 # Functions that reach beyond their process without an audit event.
 UNAUDITED_OS = "mkfifo mknod pidfd_open setns setpgid setpgrp setpriority setsid unshare"
 UNAUDITED = {os: UNAUDITED_OS, posix: UNAUDITED_OS, signal: "pidfd_send_signal"}
@@ -86,62 +83,55 @@ class PlainPickler(pickle.Pickler):
 
 
 def main() -> None:
-    """Serve requests until the other end of the pipe closes."""
+    """Run all programs, then compare what they have returned with what is expected of them."""
     connection = Connection(int(sys.argv[1]))
-    connection.send_bytes(READY)
-    with suppress(EOFError):
-        while True:
-            message = connection.recv_bytes()
-            try:
-                what, *arguments = pickle.loads(message)
-                reply = record(*arguments) if what == "record" else compare(*arguments)
-            except Exception:
-                reply = traceback.format_exc().encode()
-            message, arguments = b"", []  # the next program must not find what was expected of this one
-            connection.send_bytes(reply)
+    if sys.platform == "linux":  # where users may not give up the network, the hook still refuses it
+        ctypes.CDLL(None).unshare(NO_NETWORK)
+    programs, limit_s, memory = connection.recv()
+    records = [Path(str(number)) for number in range(len(programs))]
+    reasons = [
+        _ended(min(limit_s, sum(program.limits_s or [limit_s])), run_locked, program, record, memory)
+        for program, record in zip(programs, records, strict=True)
+    ]
+    for program, record, reason, expected in zip(programs, records, reasons, connection.recv(), strict=True):
+        if reason == "passed" and expected is not None:
+            reason = _ended(limit_s, compare, program, expected, record, memory)
+        connection.send_bytes(reason.encode())
+        if reason == "passed" and expected is None:
+            connection.send_bytes(record.read_bytes())
+        record.unlink(missing_ok=True)
 
 
-def record(program: Program, limit_s: float, most_bytes: int, memory: int) -> bytes:
-    """`passed`, a line break and what all calls returned, each with its seconds; or why they did not return."""
-    with tempfile.TemporaryFile() as file:
-        child = multiprocessing.get_context("fork").Process(
-            target=run_locked, args=(program, file, limit_s, most_bytes, memory)
-        )
-        child.start()
-        child.join(limit_s)
-        ended = child.exitcode
-        child.kill()
-        child.join()
-        file.seek(0)
-        if ended == DONE:
-            return b"passed\n" + file.read()
-    reason: Reason = "timeout" if ended in LATE else "failed" if ended == 1 else "killed"
-    return reason.encode()
+def _ended(limit_s: float, work: Callable[..., None], *arguments: Any) -> str:
+    """Why a child ended that does some work: a `Reason`."""
+    child = multiprocessing.get_context("fork").Process(target=work, args=(limit_s, *arguments))
+    child.start()
+    child.join(limit_s)
+    reason = WHY.get(child.exitcode, "killed")
+    child.kill()
+    child.join()
+    return reason
 
 
-def compare(program: Program, recorded: bytes, memory: int) -> bytes:
-    """Whether the recorded values equal the expected ones, by evalplus's rule.
+def compare(_: float, program: Program, outputs: Sequence[Any], record: Path, memory: int) -> None:
+    """End this process, by DONE if the recorded values equal the expected ones, by evalplus's rule.
 
     Any root answers HumanEval/32. evalplus 0.3.1 has a rule for that, but counts no input of the problem as done and
     so fails every program; hence the polynomial's value there is compared with zero.
     """
-    stream, is_root, atol = io.BytesIO(recorded), program.entry_point == "find_zero", program.atol
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    try:
-        if sys.platform != "darwin":  # a record may unfold to any size
-            resource.setrlimit(resource.RLIMIT_AS, (memory, before[1]))
-        for arguments, expected in zip(program.inputs, program.expected or [], strict=True):
+    if sys.platform != "darwin":  # a record may unfold to any size
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    is_root, atol = program.entry_point == "find_zero", program.atol
+    with suppress(Exception), record.open("rb") as stream:  # what is no plain data, or cannot be compared, is not right
+        for arguments, expected in zip(program.inputs, outputs, strict=True):
             value, _ = PlainUnpickler(stream).load()
             if is_root:
                 value, expected = _poly(*arguments, value), 0.0
             atol = atol or (1e-6 if is_floats(expected) else 0.0)  # as in evalplus, from the first floats on
             if not (value == expected or (atol and _close(value, expected, atol))):
-                return b"failed"
-        return b"passed"
-    except Exception:  # what is no plain data, or cannot be compared, is not right
-        return b"failed"
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
+                sys.exit(1)
+        os._exit(DONE)
+    sys.exit(1)
 
 
 def _close(value: Any, expected: Any, atol: float) -> bool:
@@ -150,15 +140,16 @@ def _close(value: Any, expected: Any, atol: float) -> bool:
     return bool(np.allclose(value, expected, rtol=1e-7, atol=atol))
 
 
-def run_locked(program: Program, file: IO[bytes], limit_s: float, most_bytes: int, memory: int) -> None:
+def run_locked(limit_s: float, program: Program, record: Path, memory: int) -> None:
     """Lock this process for good, run generated code in it, and record what its function returns, and when."""
+    file = record.open("wb")
     os.close(int(sys.argv[1]))  # and with the pipe every descriptor through which generated code could speak
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)
     for kind, limit in (  # they add to the memory limits of evalplus's guard; that on processes does not bind root
-        (resource.RLIMIT_CPU, math.ceil(limit_s) + 1), (resource.RLIMIT_FSIZE, most_bytes), (resource.RLIMIT_NPROC, 0),
-        (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, math.ceil(limit_s) + 1), (resource.RLIMIT_FSIZE, RECORD_BYTES),
+        (resource.RLIMIT_NPROC, 0), (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_CORE, 0),
     ):  # fmt: skip
         _, hard = resource.getrlimit(kind)
         lowest = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
