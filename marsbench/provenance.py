@@ -28,7 +28,7 @@ def provenance(*, seed: int) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": _versions(),
+        "versions": package_versions(),
         "hardware": _hardware(),
         **({"gpus": gpus} if (gpus := gpus_now()) else {}),
         "threads": torch.get_num_threads(),
@@ -59,7 +59,7 @@ def _commit() -> dict[str, Any]:
 
 
 @cache
-def _versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     found = {}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):

@@ -13,6 +13,7 @@ import psutil
 from marsbench.errors import UserError
 from marsbench.executors.tasks import Task
 from marsbench.progress import Reporter
+from marsbench.provenance import NODE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +41,12 @@ def nothing(folder: Path, made: Sequence[Any]) -> Any:
 
 
 def stay(folder: Path, made: Sequence[Any]) -> list[str]:
-    """Whoever else is here meanwhile."""
-    mine = folder / f"here-{os.getpid()}-{time.monotonic_ns()}"
+    """Whoever else is on this node meanwhile."""
+    node = os.environ.get(NODE, "here")
+    mine = folder / f"{node}-{os.getpid()}-{time.monotonic_ns()}"
     mine.touch()
     time.sleep(0.3)
-    beside = [file.name for file in folder.glob("here-*") if file != mine]
+    beside = [file.name for file in folder.glob(f"{node}-*") if file != mine]
     mine.unlink()
     return beside
 
@@ -76,7 +78,7 @@ def who(folder: Path, made: Sequence[Any]) -> str:
 
 def wait_for_word(folder: Path, made: Sequence[Any]) -> str:
     """The first to do this waits for ever, and the next one not at all; gives the node's name."""
-    here = os.environ["MARSBENCH_NODE"]
+    here = os.environ[NODE]
     try:
         (folder / "running").open("x").write(here)
     except FileExistsError:
