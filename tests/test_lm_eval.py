@@ -63,16 +63,11 @@ def test_rows_are_many_unless_somebody_asks_for_fewer(
 @pytest.mark.parametrize(
     ("words", "asked"),
     [
-        ("--tasks gsm8k", False),
-        ("--tasks gsm8k --max_batch_size 4", False),
-        ("--batch_size 1 --tasks gsm8k", True),
-        ("--batch_size=1", True),
-        ("-b 1", True),
-        ("-b1", True),
-        ("--config {folder}/with.yaml", True),
+        ("--tasks gsm8k", False), ("--tasks gsm8k --max_batch_size 4", False), ("--batch_size 1 --tasks gsm8k", True),
+        ("--batch_size=1", True), ("-b 1", True), ("-b1", True), ("--config {folder}/with.yaml", True),
         ("-C {folder}/without.yaml", False),
     ],
-)
+)  # fmt: skip
 def test_a_batch_size_is_found_wherever_it_is_given(words: str, asked: bool, tmp_path: Path) -> None:
     """Guards against a batch size that is overruled because it was given in another way."""
     (tmp_path / "with.yaml").write_text("model: marsbench\nbatch_size: 1\n")
@@ -85,22 +80,17 @@ def test_a_batch_size_is_found_wherever_it_is_given(words: str, asked: bool, tmp
     [
         ({"treshold": 0.9}, "no option 'treshold'(.|\n)*did you mean threshold"),
         ({"zzz": 1}, "no option 'zzz'(.|\n)*choose among .*window"),
-        ({"threshold": "high"}, "threshold 'high' is no number"),
-        ({"threshold": "1.5"}, "out of range"),
+        ({"threshold": "high"}, "threshold 'high' is no number"), ({"threshold": "1.5"}, "out of range"),
         ({"threshold": -0.5, "metric": "entropy"}, "out of range"),
-        ({"method": "ar", "threshold": 0.9}, "takes no threshold"),
-        ({"block_size": "four"}, "window 'four'"),
-        ({"metric": "hope"}, "confidence metric"),
-        ({"method": "magic"}, "unknown method"),
+        ({"method": "ar", "threshold": 0.9}, "takes no threshold"), ({"block_size": "four"}, "window 'four'"),
+        ({"metric": "hope"}, "confidence metric"), ({"method": "magic"}, "unknown method"),
         ({"untrained_masks": "perhaps"}, "neither true nor false"),
         ({"compiled": "perhaps"}, "compiled='perhaps' is neither true nor false"),
         ({"batch_size": "many"}, "batch size 'many' is no whole number"),
-        ({"batch_size": 0}, "batch size 0 is below 1"),
-        ({"prefill_positions": 0}, "prefill positions 0"),
-        ({"dtype": "int3"}, "dtype"),
-        ({"pretrained": None}, "no checkpoint is named"),
+        ({"batch_size": 0}, "batch size 0 is below 1"), ({"prefill_positions": 0}, "prefill positions 0"),
+        ({"dtype": "int3"}, "dtype"), ({"pretrained": None}, "no checkpoint is named"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_are_named_before_anything_is_loaded(
     given: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,5 @@
 """The six real benchmarks: lm-eval's own prompts, scorers that take right answers and no others, and clear refusals."""
 
-import gzip
 import json
 import os
 import sys
@@ -249,13 +248,9 @@ def test_where_things_lie_does_not_matter(tmp_path: Path) -> None:
 # ---- damaged data, and none -----------------------------------------------------------------------------------------
 DAMAGE: dict[str, tuple[bytes, str]] = {
     "missing column": (b'{"question": "1 + 1?"}\n', "line 1"),
-    "empty file": (b"", "empty"),
-    "wrong encoding": ('{"question": "caf\xe9", "answer": "#### 2"}\n'.encode("latin-1"), "line 1"),
     "truncated last line": (b'{"question": "1 + 1?", "answer": "#### 2"}\n{"question": "2', "line 2"),
-    "no object": (b"[1, 2]\n", "line 1"),
     "a number for a text": (b'{"question": "1 + 1?", "answer": 2}\n', "line 1"),
     "nothing for a text": (b'{"question": null, "answer": "2"}\n', "line 1"),
-    "packed": (gzip.compress(b"{}"), "unpack"),
 }
 
 
@@ -311,19 +306,12 @@ def test_settings_of_other_types_are_named(first: Any, second: Any) -> None:
     assert raised.value.where in (f"{file}, line 3", f"{file}, line 4") and raised.value.fix
 
 
-@pytest.mark.parametrize(
-    ("names", "settings"),
-    [
-        (["foo:bar"], [{}]),
-        (["punctuation:no_comma"], []),
-        ([], []),
-        (["punctuation:no_comma"], [{"num_words": 5}]),
-        (["length_constraints:number_words"], [{"num_words": 5, "relation": "about"}]),
-        (["language:response_language"], [{"language": "xx"}]),
-        (["keywords:forbidden_words"], [{"forbidden_words": ["("]}]),
-        (["startend:end_checker"], [{"end_phrase": 5}]),
-    ],
-)
+@pytest.mark.parametrize(("names", "settings"), [
+    (["foo:bar"], [{}]), (["punctuation:no_comma"], []), ([], []), (["punctuation:no_comma"], [{"num_words": 5}]),
+    (["length_constraints:number_words"], [{"num_words": 5, "relation": "about"}]),
+    (["language:response_language"], [{"language": "xx"}]),
+    (["keywords:forbidden_words"], [{"forbidden_words": ["("]}]), (["startend:end_checker"], [{"end_phrase": 5}]),
+])  # fmt: skip
 def test_instructions_that_the_checker_does_not_take_are_named(names: Any, settings: Any, tmp_path: Path) -> None:
     """Guards against a traceback of lm-eval's checker after hours of decoding."""
     file = tmp_path / "ifeval" / "train.jsonl"
@@ -378,11 +366,9 @@ def test_score_and_compare_print_one_document(tmp_path: Path) -> None:
 BAD_RESPONSES = {
     "unknown question": ('{"doc_id": 99, "response": "x"}\n', "99"),
     "answered twice": ('{"doc_id": 0, "response": "x"}\n' * 2, "line 2"),
-    "no text": ('{"doc_id": 0, "response": 5}\n', "line 1"),
-    "no response": ('{"doc_id": 0}\n', "response"),
-    "cut short": ('{"doc_id": 0, "resp', "line 1"),
-    "nothing": ("", "empty"),
-}
+    "no text": ('{"doc_id": 0, "response": 5}\n', "line 1"), "no response": ('{"doc_id": 0}\n', "response"),
+    "cut short": ('{"doc_id": 0, "resp', "line 1"), "nothing": ("", "empty"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", BAD_RESPONSES)

@@ -233,36 +233,25 @@ def test_the_wire(server: Running) -> None:
 
 
 BAD: list[tuple[Any, int, str | None]] = [
-    ({}, 400, "prompt"),
-    ({"prompt": []}, 400, "prompt"),
-    ({"prompt": ""}, 400, "prompt"),
-    ({"prompt": [[]]}, 400, "prompt"),
-    ({"prompt": [10**9]}, 400, "prompt"),
-    ({"prompt": [-1]}, 400, "prompt"),
-    ({"prompt": "\ud800"}, 400, None),
-    ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
-    ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
-    ({"prompt": "a", "max_tokens": True}, 400, "max_tokens"),
-    ({"prompt": "a", "temperature": "hot"}, 400, "temperature"),
-    ({"prompt": "a", "threshold": 1.5}, 400, "threshold"),
+    ({}, 400, "prompt"), ({"prompt": []}, 400, "prompt"), ({"prompt": ""}, 400, "prompt"),
+    ({"prompt": [[]]}, 400, "prompt"), ({"prompt": [10**9]}, 400, "prompt"), ({"prompt": [-1]}, 400, "prompt"),
+    ({"prompt": "\ud800"}, 400, None), ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
+    ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens"), ({"prompt": "a", "max_tokens": True}, 400, "max_tokens"),
+    ({"prompt": "a", "temperature": "hot"}, 400, "temperature"), ({"prompt": "a", "threshold": 1.5}, 400, "threshold"),
     ({"prompt": "a", "threshold": 0.5, "min_threshold": 0.6}, 400, "min_threshold"),
     ({"prompt": "a", "method": "magic"}, 400, "method"),
     ({"prompt": "a", "method": "ar", "threshold": 0.5}, 400, "threshold"),
-    ({"prompt": "a", "block_size": 0}, 400, "block_size"),
-    ({"prompt": "a", "n": 0}, 400, "n"),
-    ({"prompt": "a", "n": 200}, 400, "n"),
-    ({"prompt": ["a"] * 65, "n": 2}, 400, "prompt"),
-    ({"prompt": "a", "temperature": 1, "top_p": 0}, 400, "top_p"),
-    ({"prompt": "a", "tau": 0.5}, 400, "tau"),
+    ({"prompt": "a", "block_size": 0}, 400, "block_size"), ({"prompt": "a", "n": 0}, 400, "n"),
+    ({"prompt": "a", "n": 200}, 400, "n"), ({"prompt": ["a"] * 65, "n": 2}, 400, "prompt"),
+    ({"prompt": "a", "temperature": 1, "top_p": 0}, 400, "top_p"), ({"prompt": "a", "tau": 0.5}, 400, "tau"),
     ({"prompt": "a", "guided_json": {}}, 400, "guided_json"),
     ({"prompt": "a", "stop_token_ids": [5]}, 400, "stop_token_ids"),
     ({"prompt": "a", "tool_choice": "required"}, 400, "tool_choice"),
     ({"prompt": "a", "temperature": 0, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "max_tokens": 1}, 200, None),
     ({"prompt": "a", "presence_penalty": 0.0, "logit_bias": None, "stop_token_ids": [], "max_tokens": 1}, 200, None),
-    ({"prompt": "a", "stop": ""}, 400, "stop"),
-    ({"prompt": "a", "model": "other"}, 404, "model"),
+    ({"prompt": "a", "stop": ""}, 400, "stop"), ({"prompt": "a", "model": "other"}, 404, "model"),
     ({"prompt": "a", "n": 1, "top_p": 1, "stop": None, "user": "me", "max_tokens": 1}, 200, None),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("body", "status", "param"), BAD, ids=lambda one: repr(one)[:40])

@@ -91,6 +91,15 @@ class Log:
         raise AssertionError("the engine does not come to an end")
 
 
+def answered(of: Engine, *jobs: Job) -> Log:
+    """What comes of jobs that come together."""
+    log = Log(of)
+    for each in jobs:
+        of.submit(each)
+    log.run()
+    return log
+
+
 @settings(max_examples=15, deadline=None)
 @given(
     asked=st.lists(
@@ -139,23 +148,15 @@ def test_a_round_is_for_newcomers_or_for_those_in_flight_in_turn(prompts: Prompt
 @pytest.mark.parametrize("method", METHODS)
 def test_tokens_are_those_of_the_method(method: MethodName, prompts: Prompts, model: Model) -> None:
     """Guards against a server that decodes otherwise than `marsbench decode`, and an ending that tells other counts."""
-    log, tau = Log(engine(model)), None if method == "ar" else 0.3
-    for number, prompt in enumerate(prompts):
-        log.engine.submit(job(number, prompt, 24, method, threshold=tau))
-    log.run()
+    tau = None if method == "ar" else 0.3
+    jobs = [job(number, prompt, 24, method, threshold=tau) for number, prompt in enumerate(prompts)]
+    log = answered(engine(model), *jobs)
     chosen = build_method(method, Options(mask_id=MASK, layout="linear"))
-    every = decode(
-        model, chosen, [Request(prompt, 24, tau) for prompt in prompts], eos_id=EOS,
-        pad_id=PAD,
-    )  # fmt: skip
-    for number, expected in enumerate(every):
+    every = decode(model, chosen, [Request(prompt, 24, tau) for prompt in prompts], eos_id=EOS, pad_id=PAD)
+    for number, alone in enumerate(every):
         ending = log.ended[number]
-        assert log.tokens[number] == expected.tokens
-        assert (ending.emitted, ending.forwards, ending.finish) == (
-            expected.emitted,
-            expected.forwards,
-            expected.finish,
-        )
+        assert log.tokens[number] == alone.tokens
+        assert (ending.emitted, ending.forwards, ending.finish) == (alone.emitted, alone.forwards, alone.finish)
         assert ending.thresholds == (None if tau is None else (tau, tau))
         assert ending.windows == ((1, 1) if method == "ar" else (4, 4))
         assert [*ending.accepted] == ([] if method == "ar" or ending.forwards == 1 else [3])
@@ -190,9 +191,7 @@ def test_the_knob_is_for_those_who_fixed_none(prompts: Prompts, model: Model) ->
         log.work()  # a step
     log.run()
     assert log.ended[1].thresholds == (0.5, 0.9)  # it was let in at .9, and is turned from the first step on
-    counted = Log(engine(model, max_rows=4))
-    counted.engine.submit(job(1, prompts[1], 40, "mars", ignore_eos=True, threshold=0.5))
-    counted.run()
+    counted = answered(engine(model, max_rows=4), job(1, prompts[1], 40, "mars", ignore_eos=True, threshold=0.5))
     assert log.ended[1].forwards <= counted.ended[1].forwards + 1
 
 
@@ -219,9 +218,7 @@ def test_lack_of_memory_costs_no_other_answer(prompts: Prompts, model: Model, mo
     log.run()
     assert "out of memory" in log.ended[1].failure and not log.ended[0].failure and not log.ended[2].failure
     for number in (0, 2):
-        alone = Log(engine(model))
-        alone.engine.submit(job(number, prompts[number], 20, "mars", ignore_eos=True))
-        alone.run()
+        alone = answered(engine(model), job(number, prompts[number], 20, "mars", ignore_eos=True))
         assert alone.tokens[number] == log.tokens[number]
     log = Log(engine(model))
     for number in range(2):
@@ -346,17 +343,11 @@ def test_prompts_that_find_no_memory_together_come_one_by_one(
             out_of_memory()
         yield from joining(batch, requests, most)
 
-    def answered(count: int) -> Log:
-        log = Log(engine(model))
-        for number in range(count):
-            log.engine.submit(job(number, prompts[number]))
-        log.run()
-        return log
-
-    usual = answered(4)
+    jobs = [job(number, prompts[number]) for number in range(4)]
+    usual = answered(engine(model), *jobs)
     with monkeypatch.context() as patch:
         patch.setattr(Batch, "joining", narrow)
-        log = answered(4)
+        log = answered(engine(model), *jobs)
     assert "out of memory" in log.ended[1].failure and 1 not in log.tokens
     assert all(log.tokens[number] == usual.tokens[number] for number in (0, 2, 3))
     assert log.started == usual.started == [0, 1, 2, 3]
@@ -367,21 +358,17 @@ def test_lack_of_memory_for_log_probabilities_harms_nobody_else(
     streamed: bool, prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a neighbour whom the batch keeps and the engine forgets, since one answer cannot be scored."""
-    log = Log(engine(model))
     monkeypatch.setattr("marsbench.serving.likelihood.forward", out_of_memory)
-    log.engine.submit(job(0, prompts[0], 1, best=1, streamed=streamed))  # it ends with its prompt's forward
-    log.engine.submit(job(1, prompts[1], 8))
-    log.run()
+    scored = job(0, prompts[0], 1, best=1, streamed=streamed)  # it ends with its prompt's forward
+    log = answered(engine(model), scored, job(1, prompts[1], 8))
     assert "log-prob" in log.ended[0].failure
     assert not log.ended[1].failure and log.tokens[1]
 
 
 def test_log_probabilities_come_with_their_tokens_or_at_the_end(prompts: Prompts, model: Model) -> None:
     """Guards against streamed log-probabilities that differ, room no limit knows of, and none for a stop or an EOS."""
-    log = Log(engine(model))
-    for number, streamed in enumerate((False, True)):
-        log.engine.submit(job(number, prompts[0], 12, "mars", threshold=0.1, best=2, streamed=streamed))
-    log.run()
+    how: dict[str, Any] = {"limit": 12, "method": "mars", "threshold": 0.1, "best": 2}
+    log = answered(engine(model), job(0, prompts[0], **how), job(1, prompts[0], **how, streamed=True))
     whole, parts = log.ended[0].likelihood, log.scored[1]
     assert whole is not None and log.ended[1].likelihood is None and len(parts) > 1
     found = Likelihood(*(list(chain.from_iterable(values)) for values in zip(*parts, strict=True)))
@@ -404,11 +391,8 @@ def test_log_probabilities_come_with_their_tokens_or_at_the_end(prompts: Prompts
     log.run()
     found = log.ended[0].likelihood
     assert log.ended[0].finish == "stop" and found is not None and found.tokens == log.tokens[0][:3]
-    (first,) = decode(model, build_method("ar", Options()), [Request(prompts[0], 1)],
-                      eos_id=-1, pad_id=PAD)  # fmt: skip
-    log = Log(engine(model, first.tokens[0]))
-    log.engine.submit(job(0, prompts[0], 1, best=0))
-    log.run()
+    (first,) = decode(model, build_method("ar", Options()), [Request(prompts[0], 1)], eos_id=-1, pad_id=PAD)
+    log = answered(engine(model, first.tokens[0]), job(0, prompts[0], 1, best=0))
     found = log.ended[0].likelihood
     assert log.ended[0].finish == "eos" and found is not None
     assert found.tokens == [first.tokens[0]]
@@ -422,10 +406,9 @@ def test_verified_answers_are_those_of_ar_whatever_windows_pay(prompts: Prompts,
         log.engine.submit(job(number, prompt, 24, METHODS[number % 3], threshold=None))
         log.work()
     log.run()
-    alone = Log(engine(model, max_rows=6))
-    for number, prompt in enumerate(prompts):
-        alone.engine.submit(job(number, prompt, 24, "mars" if METHODS[number % 3] == "mars" else "ar", threshold=None))
-    alone.run()
+    plain: list[MethodName] = ["mars" if method == "mars" else "ar" for method in METHODS]
+    jobs = [job(number, prompt, 24, plain[number % 3], threshold=None) for number, prompt in enumerate(prompts)]
+    alone = answered(engine(model, max_rows=6), *jobs)
     assert log.tokens == alone.tokens
     windows = [log.ended[number].windows for number in range(len(prompts)) if METHODS[number % 3] == "mars-verified"]
     assert any(low == 1 for low, _ in windows) and any(high > 1 for _, high in windows), "none was turned"
@@ -455,9 +438,7 @@ def test_a_long_prompt_comes_in_pieces_between_the_steps_of_others(
     """Guards against a prompt that stalls everybody, one read wrongly in pieces, and one that cannot be ended."""
     monkeypatch.setattr("marsbench.serving.engine._PIECE", 16)
     long = [token for prompt in prompts for token in prompt][:60]
-    alone = Log(engine(model))
-    alone.engine.submit(job(0, long))
-    alone.run()
+    alone = answered(engine(model), job(0, long))
     log = Log(engine(model))
     log.engine.submit(job(1, prompts[0], 40, ignore_eos=True))
     log.work()
@@ -499,9 +480,7 @@ def test_who_only_reads_on_is_told_of_several_forwards_at_once(prompts: Prompts,
     own.work()
     assert own.is_urgent and hear(False) == {2}, "it has ended"
     assert hear(True) == {1} and [len(one) for one in heard.values()] == [3, 2]
-    alone = Log(engine(model))
-    alone.engine.submit(job(1, prompts[0], 3, ignore_eos=True))
-    alone.run()
+    alone = answered(engine(model), job(1, prompts[0], 3, ignore_eos=True))
     assert alone.tokens[1] == heard[1]
 
 

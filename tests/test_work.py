@@ -436,14 +436,10 @@ def test_a_training_that_cannot_be_is_tried_once(tmp_path: Path) -> None:
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        ("table8", ["--benchmarks", "mini_bbh"]),
-        ("table9", ["--benchmarks", "gsm8k", "--data-dir", "."]),
-        ("table5", ["--benchmarks", "mini_bbh,mini_ifeval,mini_gpqa,mini_gsm8k,mini_humaneval"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "more"), [
+    ("table8", ["--benchmarks", "mini_bbh"]), ("table9", ["--benchmarks", "gsm8k", "--data-dir", "."]),
+    ("table5", ["--benchmarks", "mini_bbh,mini_ifeval,mini_gpqa,mini_gsm8k,mini_humaneval"]),
+])  # fmt: skip
 def test_nothing_is_trained_for_a_page_that_refuses(
     name: str, more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

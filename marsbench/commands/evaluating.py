@@ -155,18 +155,9 @@ def _as_plain(row: "EvaluationRow", answers: Path) -> dict[str, Any]:
 
     share, speed = in_percent(row.accuracy), row.tokens_per_forward
     return {
-        "benchmark": row.benchmark,
-        "checkpoint": row.arm,
-        "weights": row.checkpoint,
-        "method": row.method,
-        "options": dict(row.options),
-        "score": row.metric,
-        **share,
-        "tokens_per_forward": speed.value,
-        "tokens_per_forward_interval": [speed.interval.low, speed.interval.high],
-        "max_new_tokens": row.max_new_tokens,
-        "cut_answers": row.finished.count(0),
-        "cut_prompts": sum(cut > 0 for cut in row.prompt_cut),
-        "dtype": row.dtype,
+        "benchmark": row.benchmark, "checkpoint": row.arm, "weights": row.checkpoint, "method": row.method,
+        "options": dict(row.options), "score": row.metric, **share, "tokens_per_forward": speed.value,
+        "tokens_per_forward_interval": [speed.interval.low, speed.interval.high], "max_new_tokens": row.max_new_tokens,
+        "cut_answers": row.finished.count(0), "cut_prompts": sum(cut > 0 for cut in row.prompt_cut), "dtype": row.dtype,
         "answers": str(answers),
-    }
+    }  # fmt: skip

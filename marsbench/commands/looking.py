@@ -1,6 +1,6 @@
 """Looking around before anything runs: `doctor`, `gpu-check` and `list`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -8,8 +8,6 @@ import typer
 
 from marsbench.commands.shared import Start, print_table, starts
 from marsbench.errors import unknown_name
-
-Listed = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, heads, rows
 
 
 @starts("scale", "data_dir", "output")
@@ -79,63 +77,54 @@ def gpu_window(
         raise typer.Exit(1)
 
 
+_LISTS = ("scales", "stages", "methods", "benchmarks", "tables")
+
+
 def list_(
     what: Annotated[str, typer.Argument(help="scales, stages, methods, benchmarks, tables, or all.")] = "all",
 ) -> None:
     """Show what there is: scales, training stages, decoding methods, benchmarks and tables."""
-    if what != "all" and what not in _LISTINGS:
-        raise unknown_name("list", what, [*_LISTINGS, "all"])
-    for name, listed in _LISTINGS.items():
-        if what in ("all", name):
-            print_table(*listed())
+    if what != "all" and what not in _LISTS:
+        raise unknown_name("list", what, [*_LISTS, "all"])
+    for name in _LISTS if what == "all" else [what]:
+        print_table(*_listed(name))
 
 
-def _scales() -> Listed:
-    from marsbench.presets import preset, scales
+def _listed(name: str) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
+    """What there is of a kind: title, heads, rows."""
+    match name:
+        case "scales":
+            from marsbench.presets import preset, scales
 
-    return ("scales", ("name", "what"), [(name, preset(name).summary) for name in scales()])
+            return name, ("name", "what"), [(each, preset(each).summary) for each in scales()]
+        case "stages":
+            from marsbench.training.stages import STAGES
 
+            rows = [(each, stage.parent or "-", stage.summary) for each, stage in STAGES.items()]
+            return name, ("name", "starts from", "what"), rows
+        case "methods":
+            from marsbench.methods import METHODS, NEEDS
 
-def _stages() -> Listed:
-    from marsbench.training.stages import STAGES
+            methods = [
+                (
+                    each, info.summary, info.exact, "yes" if info.lossless else "no",
+                    ", ".join(NEEDS[need] for need in info.needs) or "-", "1" if info.one_row else "any",
+                )
+                for each, info in METHODS.items()
+            ]  # fmt: skip
+            return name, ("name", "what", "output equals", "lossless", "needs", "batch size"), methods
+        case "benchmarks":
+            from marsbench.evaluation.benchmarks import BENCHMARKS
 
-    rows = [(name, stage.parent or "-", stage.summary) for name, stage in STAGES.items()]
-    return ("stages", ("name", "starts from", "what"), rows)
-
-
-def _methods() -> Listed:
-    from marsbench.methods import METHODS, NEEDS
-
-    rows = [
-        (
-            name, info.summary, info.exact, "yes" if info.lossless else "no",
-            ", ".join(NEEDS[need] for need in info.needs) or "-", "1" if info.one_row else "any",
-        )
-        for name, info in METHODS.items()
-    ]  # fmt: skip
-    return ("methods", ("name", "what", "output equals", "lossless", "needs", "batch size"), rows)
-
-
-def _benchmarks() -> Listed:
-    from marsbench.evaluation.benchmarks import BENCHMARKS
-
-    rows = [(benchmark.name, benchmark.paper_name, benchmark.summary) for benchmark in BENCHMARKS.values()]
-    return ("benchmarks", ("name", "stands for", "what"), rows)
-
-
-def _tables() -> Listed:
+            rows = [(each.name, each.paper_name, each.summary) for each in BENCHMARKS.values()]
+            return name, ("name", "stands for", "what"), rows
     from marsbench.studies import items, studies
 
-    rows = []
+    tables = []
     for item in items():
         asked = ", ".join(item.plan.benchmarks) or "all six" if item.plan else "-"
         lines = str(len(item.plan.lines)) if item.plan else "-"
-        rows.append((item.key, item.name, item.asks, lines, asked, f"marsbench reproduce {item.key}"))
+        tables.append((item.key, item.name, item.asks, lines, asked, f"marsbench reproduce {item.key}"))
     apart = ", ".join(study.key for study in studies().values() if not study.in_paper)
-    rows.append(("all", "The whole paper", f"all of the above but {apart}", "", "", "marsbench reproduce all"))
-    return ("tables, figures and pages", ("name", "what", "asks", "lines", "benchmarks", "how"), rows)
-
-
-_LISTINGS: dict[str, Callable[[], Listed]] = {
-    listed.__name__.removeprefix("_"): listed for listed in (_scales, _stages, _methods, _benchmarks, _tables)
-}
+    tables.append(("all", "The whole paper", f"all of the above but {apart}", "", "", "marsbench reproduce all"))
+    return "tables, figures and pages", ("name", "what", "asks", "lines", "benchmarks", "how"), tables

@@ -245,11 +245,9 @@ def evaluate(
     results = lm_eval_evaluate(
         _ExamModel(exam, answers, tokenizer, ask),
         {"tasks": {name: exam.tasks[name] for name in exam.places}, "groups": {}, "group_map": {}},
-        samples={name: list(places) for name, places in exam.places.items()},
-        bootstrap_iters=0,
-        apply_chat_template=True,
-        log_samples=True,
-    )
+        samples={name: list(places) for name, places in exam.places.items()}, bootstrap_iters=0,
+        apply_chat_template=True, log_samples=True,
+    )  # fmt: skip
     found: dict[str, dict[int, Any]] = {name: {} for name in exam.benchmark.scores}
     for task, samples in results["samples"].items():
         for sample in samples:

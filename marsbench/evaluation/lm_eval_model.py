@@ -212,13 +212,10 @@ class MarsbenchLM(LM):  # type: ignore[misc]
 
     def get_model_info(self) -> dict[str, Any]:
         return {
-            "processes": self._world_size,
-            "method": self._answering.method.name,
-            "threshold": self._answering.threshold,
-            "emitted_tokens": self._emitted,
-            "forward_passes": self._forwards,
+            "processes": self._world_size, "method": self._answering.method.name,
+            "threshold": self._answering.threshold, "emitted_tokens": self._emitted, "forward_passes": self._forwards,
             "tokens_per_forward": self._emitted / self._forwards if self._forwards else None,
-        }
+        }  # fmt: skip
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         whole: torch.Tensor = gather(tensor)

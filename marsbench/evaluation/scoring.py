@@ -21,15 +21,12 @@ def summary(scored: Scored) -> dict[str, Any]:
         for task, places in exam.places.items()
     }
     return {
-        "benchmark": exam.benchmark.name,
-        "n": len(correct),
-        "questions": sum(len(numbers) for numbers in exam.numbers.values()),
-        "score": exam.benchmark.headline,
-        "accuracy": head["accuracy"],
-        "interval": head["interval"],
+        "benchmark": exam.benchmark.name, "n": len(correct),
+        "questions": sum(len(numbers) for numbers in exam.numbers.values()), "score": exam.benchmark.headline,
+        "accuracy": head["accuracy"], "interval": head["interval"],
         "scores": {name: in_percent(accuracy(_flat(values))) for name, values in scored.scores.items()},
         "subtasks": subtasks if len(exam.tasks) > 1 else {},
-    }
+    }  # fmt: skip
 
 
 def verdicts(scored: Scored) -> list[dict[str, Any]]:
@@ -69,20 +66,14 @@ def compare_files(exam: Exam, first: Path, second: Path) -> dict[str, Any]:
         found = paired_difference({exam.benchmark.name: a}, {exam.benchmark.name: b})
         only_a, only_b, p_value = mcnemar(a, b)
         scores[name] = {
-            "points": found.value,
-            "interval": [found.interval.low, found.interval.high],
-            "n": found.n,
-            "right_only_in_first": only_a,
-            "right_only_in_second": only_b,
-            "p_mcnemar": p_value,
-        }
+            "points": found.value, "interval": [found.interval.low, found.interval.high], "n": found.n,
+            "right_only_in_first": only_a, "right_only_in_second": only_b, "p_mcnemar": p_value,
+        }  # fmt: skip
     return {
-        "benchmark": exam.benchmark.name,
-        "questions": len(shared),
+        "benchmark": exam.benchmark.name, "questions": len(shared),
         "answered_only_in_first": len(answered[0] - answered[1]),
-        "answered_only_in_second": len(answered[1] - answered[0]),
-        "scores": scores,
-    }
+        "answered_only_in_second": len(answered[1] - answered[0]), "scores": scores,
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,8 @@ def perform(task: Task, made: Sequence[Any], logs: Path, node: str = "") -> Ende
 
     `made` is what the tasks before have made, `node` the name of this machine in a cluster.
     """
-    started, log, error = time.perf_counter(), log_of(logs, task.name), None
+    started, log = time.perf_counter(), log_of(logs, task.name)
+    error: UserError | None = None
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         with (
@@ -95,27 +96,19 @@ def perform(task: Task, made: Sequence[Any], logs: Path, node: str = "") -> Ende
         ):
             try:
                 value = task.run(made, reporter)
-            except Exception as problem:
-                error = _in_words(problem, task, log)
+            except UserError as problem:
+                error = problem
+                print(problem, file=sys.stderr)
+            except Exception as problem:  # a bug: its traceback is in the log
+                traceback.print_exception(problem)
+                what = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"
+                fix = "mend what the log says; the same command then goes on where it stopped"
+                error = UserError(f"{task.title} failed: {what}", where=str(log), fix=fix)
     except OSError as problem:  # of the log, or of what lies beside it
         fix = "free space, or mend its permissions; the same command then goes on where it stopped"
         error = UserError(f"{task.title} cannot write its log: {problem.strerror or problem}", where=str(log), fix=fix)
     took = time.perf_counter() - started
     return ended_by(task, error, node, took) if error else Ended(task.name, value, None, node, took)
-
-
-def _in_words(problem: Exception, task: Task, log: Path) -> UserError:
-    """A failure as an error that says where to look; the log has the traceback of what is a bug."""
-    if isinstance(problem, UserError):
-        print(problem, file=sys.stderr)
-        return problem
-    traceback.print_exception(problem)
-    said = str(problem).strip().splitlines() or [""]
-    return UserError(
-        f"{task.title} failed: {type(problem).__name__}: {said[0]}",
-        where=str(log),
-        fix="mend what the log says; the same command then goes on where it stopped",
-    )
 
 
 @contextmanager

@@ -73,16 +73,9 @@ class Cells:
         key = content_hash({"skipped": [line.name, asked.benchmark, scale, reason]})
         metric = benchmark(asked.benchmark).headline
         return EvaluationRow(
-            key,
-            status,
-            reason,
-            scale,
-            **line.identity,
-            benchmark=asked.benchmark,
-            metric=metric,
-            provenance=origin,
+            key, status, reason, scale, **line.identity, benchmark=asked.benchmark, metric=metric, provenance=origin,
             dtype=line.dtype,
-        )
+        )  # fmt: skip
 
     def _key(
         self, asked: Asked, weights: str | None, draft: str | None, dtype: str = _DTYPE, compiled: bool = False
@@ -91,24 +84,14 @@ class Cells:
 
         Compiled steps change no token, but in 16 bits they round less often, so that close calls may end otherwise.
         """
-        line, name, questions = asked
-        return content_hash(
-            {
-                "stage": line.stage,
-                "method": line.method,
-                "options": line.options,
-                "benchmark": name,
-                "tasks": fingerprint(self._run.exam(name, questions).tasks),
-                "limit": self._run.questions(questions),
-                "max_new_tokens": self._run.answer_limit(name),
-                "batch_size": self._run.scale.batch_size,
-                "weights": weights,
-                "draft": draft,
-                "versions": versions("decoding", "scoring", "world"),
-                **products(dtype),
-                **({} if dtype == _DTYPE else {"dtype": dtype, **({"compiled": True} if compiled else {})}),
-            }
-        )
+        (line, name, questions), run = asked, self._run
+        return content_hash({
+            "stage": line.stage, "method": line.method, "options": line.options, "benchmark": name,
+            "tasks": fingerprint(run.exam(name, questions).tasks), "limit": run.questions(questions),
+            "max_new_tokens": run.answer_limit(name), "batch_size": run.scale.batch_size,
+            "weights": weights, "draft": draft, "versions": versions("decoding", "scoring", "world"), **products(dtype),
+            **({} if dtype == _DTYPE else {"dtype": dtype, **({"compiled": True} if compiled else {})}),
+        })  # fmt: skip
 
     def _measure(self, line: Line, answering: Answering, exam: Exam, key: str, title: str) -> EvaluationRow:
         """Answer and score; the answers of an interrupted run are taken up."""

@@ -201,13 +201,10 @@ def trainings(wanted: Iterable[TrainedStage], scale: Preset, known: Known, *, gp
     for trained, parent in parents_first([stage for stage in wanted if is_ours(stage, scale)], scale).items():
         if not known.is_trained(trained):
             found[trained] = TrainTask(
-                name=f"training-{trained.slug}",
-                title=f"training {trained.title}",
+                name=f"training-{trained.slug}", title=f"training {trained.title}",
                 after=after([parent], found.values()) if parent else (),
-                seconds=training(trained, scale).hours * 3600 / gpus,
-                gpus=gpus,
-                trained=trained,
-            )
+                seconds=training(trained, scale).hours * 3600 / gpus, gpus=gpus, trained=trained,
+            )  # fmt: skip
     return list(found.values())
 
 
@@ -252,18 +249,13 @@ def answers(
         for part in [*shards, *([(1, 1)] if len(shards) > 1 else [])]:  # what is answered in parts is scored as a whole
             numbers[line.trained] += 1
             scores = part not in shards
-            found.append(
-                AnswerTask(
-                    name=f"answering-{line.trained.slug}-{numbers[line.trained]}",
-                    title=f"answering with {line.trained.title}, piece {numbers[line.trained]}",
-                    after=(*before, *[task.name for task in found[-parts:]]) if scores else before,
-                    seconds=_SCORING_S if scores else whole / len(shards),
-                    cells=tuple(some),
-                    numbers=tuple([*seconds].index(asked.place) + 1 for asked in some),
-                    of=len(seconds),
-                    shard=part,
-                )
-            )
+            found.append(AnswerTask(
+                name=f"answering-{line.trained.slug}-{numbers[line.trained]}",
+                title=f"answering with {line.trained.title}, piece {numbers[line.trained]}",
+                after=(*before, *[task.name for task in found[-parts:]]) if scores else before,
+                seconds=_SCORING_S if scores else whole / len(shards), cells=tuple(some), of=len(seconds), shard=part,
+                numbers=tuple([*seconds].index(asked.place) + 1 for asked in some),
+            ))  # fmt: skip
     return found
 
 

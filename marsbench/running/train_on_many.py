@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from marsbench.errors import UserError
@@ -22,21 +21,17 @@ _LAUNCH = PACKAGE / "presets" / "launch" / "fsdp.yaml"
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl: a signal to get when the parent dies
 
 
-def train_on_many(task: Task, processes: int, logs: Path, launch: Sequence[str] = ()) -> None:
-    """Have so many processes carry out a training together; what they say goes to the log of this one.
+def train_on_many(task: Task, processes: int, logs: Path) -> None:
+    """Have so many processes carry out a training together, as the shipped FSDP configuration says.
 
-    `launch` holds options of `accelerate launch`; none = those of the shipped FSDP configuration.
-
-    Raises:
-        UserError: a process has failed.
+    What they say goes to the log of this one. `UserError` where one has failed.
     """
     logs.mkdir(parents=True, exist_ok=True)
-    options = launch or ("--config_file", str(_LAUNCH))
     with tempfile.NamedTemporaryFile(dir=logs, suffix=".task") as file:
         file.write(pickle.dumps(task))
         file.flush()
-        shared = ["--num_processes", str(processes), "--main_process_port", "0"]  # any free port
-        command = [sys.executable, "-m", "accelerate.commands.launch", *options, *shared, "-m", __name__, file.name]
+        how = ["--config_file", str(_LAUNCH), "--num_processes", str(processes), "--main_process_port", "0"]
+        command = [sys.executable, "-m", "accelerate.commands.launch", *how, "-m", __name__, file.name]
         on_linux = sys.platform == "linux"
         done = subprocess.run(
             command, stderr=sys.stderr, stdout=sys.stderr, check=False,

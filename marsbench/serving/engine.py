@@ -340,12 +340,11 @@ class Engine:
         taus = [knob.threshold for knob in knobs if knob.threshold is not None and not knob.verified]
         longest = max((request.slots for request in running), default=0)
         return State(
-            running=len(running),
-            waiting=len(self._waiting),
+            running=len(running), waiting=len(self._waiting),
             slots=longest * len(running) + sum(request.scored_slots for request in running),
             threshold=sum(taus) / len(taus) if taus else None,
             window=sum(knob.window for knob in knobs) / len(knobs) if knobs else 0.0,
-        )
+        )  # fmt: skip
 
 
 def slots_needed(model: Any) -> int:
