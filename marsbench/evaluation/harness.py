@@ -39,7 +39,6 @@ class Exam:
     places: Mapping[str, Sequence[int]]  # of the questions that are asked, ascending; tasks without any are left out
 
     def asked(self) -> list[int]:
-        """The numbers of the questions that are asked, ascending."""
         return sorted(self.numbers[task][place] for task, places in self.places.items() for place in places)
 
     def number(self, task: str, nth: int) -> int:
@@ -73,8 +72,6 @@ def prepare(benchmark: Benchmark, data_dir: Path | None = None) -> Exam:
 
 @dataclass(frozen=True)
 class LoggedAnswer:
-    """A logged response, uncut, and what it cost."""
-
     doc_id: int  # the question's number
     response: str
     emitted: int = 0  # tokens, an emitted EOS counted once

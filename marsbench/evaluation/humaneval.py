@@ -38,8 +38,6 @@ _Inputs = Annotated[list[list[Any]], Field(min_length=1)]  # of each test, the a
 
 
 class _Line(TypedDict):
-    """What is read of a line of HumanEval+."""
-
     task_id: str
     prompt: str
     canonical_solution: str

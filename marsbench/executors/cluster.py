@@ -50,12 +50,9 @@ class Cluster(Executor):
     tries = 5
 
     def __init__(self, address: str, logs: Path) -> None:
-        """Connect, and make sure that all nodes see one folder and run the same code.
+        """Connect ("auto": to this machine's cluster) and see that all nodes share the folder of `logs` and the code.
 
-        Address "auto" is the cluster of this machine. The logs lie on storage that all nodes share.
-
-        Raises:
-            UserError: there is no such cluster, or a node of it is not fit for the work.
+        `UserError` where there is no such cluster, or a node of it is not fit for the work.
         """
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)

@@ -31,10 +31,7 @@ class Local(Executor):
     tries = 3
 
     def __init__(self, workers: int, logs: Path, *, gpus: int = 0, preload: Sequence[str] = ()) -> None:
-        """Nothing is started yet.
-
-        The processes share so many GPUs, one each, or have a core each; `preload` names what every task imports.
-        """
+        """The processes share so many GPUs, or have a core each; `preload` names what every task imports."""
         self.workers, self.logs, self._gpus = workers, logs, gpus
         self._context = import_ahead(preload)
 

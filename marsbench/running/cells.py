@@ -68,7 +68,6 @@ class Cells:
             return Answering.of(line, loaded, draft, batch_size=rows, prefill_positions=self._run.prefill_positions)
 
     def without(self, asked: Asked, reason: str, status: Status = "skipped") -> EvaluationRow:
-        """The row of a cell that could not be measured."""
         line, scale, origin = asked.line, self._run.scale.scale, provenance(seed=self._run.seed)
         key = content_hash({"skipped": [line.name, asked.benchmark, scale, reason]})
         metric = benchmark(asked.benchmark).headline

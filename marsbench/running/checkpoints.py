@@ -48,7 +48,7 @@ class Checkpoints:
         return records.finished(self._workspace.checkpoint(self.recipe(trained)))
 
     def own(self, trained: TrainedStage) -> TrainingRecord | None:
-        """The same, None where another checkpoint stands for it, too."""
+        """The record, None where another checkpoint stands for it, too."""
         another = self._scale.ready_checkpoint(*trained) or drafts_from_afar(trained, self._scale)
         return None if another else self.record(trained)
 
@@ -136,8 +136,7 @@ class Checkpoints:
     def await_visible(self, wanted: Iterable[TrainedStage]) -> None:
         """Wait until this machine sees checkpoints that others have trained: a network file system takes a while.
 
-        Raises:
-            UserError: they do not come; better than to train them a second time.
+        `UserError` if they do not come; better than to train them a second time.
         """
         patience = time.monotonic() + _PATIENCE_S
         for trained in wanted:

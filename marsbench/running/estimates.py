@@ -19,8 +19,6 @@ _TWO_STREAMS = 1.6  # what a blockwise objective takes over AR
 
 @dataclass(frozen=True)
 class Training:
-    """What one stage to train will take."""
-
     stage: str
     steps: int
     tokens: int  # of the sequences seen, padding and noisy copies not counted
@@ -39,7 +37,6 @@ def trainings(plan: TablePlan, scale: Preset) -> list[Training]:
 
 
 def training(trained: TrainedStage, scale: Preset) -> Training:
-    """What training a checkpoint will take."""
     reckoned = scale.assumptions
     chosen = recipe(scale, trained.stage, block_size=trained.block_size or DEFAULT_BLOCK_SIZE)
     steps = chosen.budget.total_steps(reckoned.sequences or 0, chosen.passes)

@@ -178,14 +178,12 @@ class Known:
         return False
 
     def is_there(self, trained: TrainedStage) -> bool:
-        """Whether there is a checkpoint, trained or published."""
         return self._scale.ready_checkpoint(*trained) is not None or self.is_trained(trained)
 
     def asked(self, plan: TablePlan) -> list[str]:
         return plan.of(self._scale.benchmarks)
 
     def computes_in(self, dtype: str) -> bool:
-        """Whether lines of this type of weights are measured."""
         return True
 
     def questions_left(self, asked: Asked) -> int:

@@ -116,8 +116,6 @@ def _synchronize() -> None:
 
 
 class TrainingSpeed(NamedTuple):
-    """What the timed steps of a stage took."""
-
     stage: str
     tokens: list[int]  # of each step's sequences, padding and noisy copies not counted
     seconds: list[float]

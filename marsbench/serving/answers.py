@@ -168,9 +168,8 @@ class Completion:
         self._choices: list[Choice] = []
 
     async def _news(self) -> AsyncGenerator[tuple[Choice, list[Piece], bool], None]:
-        """What comes for each choice: pieces, and whether it has ended; neither is a sign that the server is alive.
-
-        It counts as waiting before it is read.
+        """What comes for each choice, which counts as waiting before it is read: pieces, and whether it has ended;
+        neither is a sign that the server is alive.
         """
         body, engine, news = self._body, self._answers.engine, asyncio.Event()
         with ExitStack() as stack:
@@ -198,7 +197,6 @@ class Completion:
                         engine.stop(choice, choice.writer.used)
 
     async def whole(self) -> bytes:
-        """The body of an answer, when all of it is there."""
         async with aclosing(self._news()) as news:
             async for choice, pieces, ended in news:
                 choice.text += choice.writer.write(_tokens(pieces))
@@ -284,7 +282,6 @@ class Completion:
                 yield chunk | ({"marsbench": {"tokens": used}} if by_forward else {})
 
     def _chunk(self, choice: Choice, text: str, *, finish: str | None = None, logprobs: Body | None = None) -> Body:
-        """A part of a streamed answer; the first of each choice names the role."""
         part: Body = {"index": choice.index, "logprobs": logprobs, "finish_reason": finish}
         if not self._is_chat:
             part["text"] = text

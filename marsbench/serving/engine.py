@@ -193,7 +193,6 @@ class Engine:
         return min(_PIECE, self.settings.prefill_positions) if self._running else self.settings.prefill_positions
 
     def _decoded_by(self, job: Job) -> tuple[Request, Knob]:
-        """A job as the batch takes it, and how it decodes as things are now."""
         knob = self._knob(job)
         return replace(job, threshold=knob.threshold, window=knob.window, verified=knob.verified), knob
 
@@ -215,7 +214,6 @@ class Engine:
         return self._windows[min(max(len(self._running), 1), len(self._windows)) - 1]
 
     def _turn(self) -> None:
-        """Bring the knobs of all in flight up to date."""
         by = self.settings, self._windows and (self._window_now(), bool(self._waiting))
         if by == self._turned_by:  # none has joined since, and no knob has changed
             return

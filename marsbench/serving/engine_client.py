@@ -226,7 +226,6 @@ class EngineClient:
 
     @property
     def queued(self) -> int:
-        """Requests that wait, in the engine's queue or on their way to it."""
         return self._outside + len(self._queued)
 
     @contextlib.contextmanager

@@ -53,7 +53,6 @@ class Metrics:
         return self._times[-1].labels(self._model)
 
     def take(self, report: Report) -> None:
-        """What the engine says after some forwards."""
         self._state = report.state
         self.counted.update(report.counted)
         self._by_place.update(report.accepted)
@@ -62,7 +61,6 @@ class Metrics:
         self._tau = self._tau if report.state.threshold is None else report.state.threshold
 
     def lost(self) -> None:
-        """The engine is gone, and all that it held."""
         self._state = State()
         self.counted["marsbench:engine_restarts"] += 1
 

@@ -83,15 +83,10 @@ def usual_dtype(device: str) -> str:
 
 
 def slots_within(settings: Settings, of_one: int, free: int) -> tuple[int, str]:
-    """How many slots the cache may have, and a warning where that is less than full rows.
+    """How many slots the cache may have, and a warning where memory has no room for full rows.
 
-    Args:
-        settings: with `kv_slots`, or without: then as many as all rows may need, and memory has room for.
-        of_one: slots of one row that is as long as the model allows.
-        free: slots that there is memory for.
-
-    Raises:
-        UserError: a cache that a request of the model's whole context would never fit into.
+    A row as long as the model allows has `of_one` slots; there is memory for `free`. `UserError` for a cache that a
+    request of the model's whole context would never fit into.
     """
     if settings.kv_slots is not None and settings.kv_slots < of_one:
         raise UserError(

@@ -90,7 +90,6 @@ class Writer:
         return self._stops.found
 
     def write(self, tokens: Sequence[int]) -> str:
-        """What these tokens add to what may be sent."""
         sent = ""
         for portion in [[token] for token in tokens] if self._one_by_one else [tokens]:
             if self.stopped:

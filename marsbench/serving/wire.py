@@ -37,7 +37,6 @@ class ApiError(Exception):
 
     @classmethod
     def wrong(cls, message: str, param: str | None = None, code: str | None = None) -> "ApiError":
-        """A request that can never be answered."""
         return cls(400, message, param=param, code=code)
 
     @classmethod
@@ -110,8 +109,6 @@ def _check_asks_nothing(name: str, raw: Raw, where: str) -> None:
 
 
 class StreamOptions(Struct):
-    """What a stream is to hold besides."""
-
     include_usage: bool = False
     # Ours: one chunk for each forward, with its tokens.
     include_forwards: bool = False

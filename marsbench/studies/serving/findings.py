@@ -83,7 +83,6 @@ def per_forward(rows: Sequence[ServingRow]) -> float:
 
 
 def lost(rows: Iterable[ServingRow]) -> int:
-    """Requests that were not answered whole."""
     return sum(row.requests - row.answered for row in rows)
 
 

@@ -42,11 +42,7 @@ class Heard:
 
 
 def fire(url: str, shots: Sequence[Shot], at_once: int | None = None) -> list[Heard]:
-    """What comes of all requests of one measurement, in their order.
-
-    Args:
-        at_once: as many as are always in flight: the next is due when an answer is there, not before.
-    """
+    """What comes of all requests of one measurement, in their order; `at_once` in flight, or each sent when due."""
     return asyncio.run(_fired(url, shots, at_once))
 
 

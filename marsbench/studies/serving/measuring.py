@@ -46,9 +46,7 @@ class Targets(NamedTuple):
 def serving_rows(run: Run) -> list[Row]:
     """All rows; a core is left to HTTP and the load generator, where there are several and a step is over in no time.
 
-    The engine alone and the one behind HTTP get as many threads: they wait for one another, and all of them stand still
-    where one has to share its core. A step of a model that people use takes so long that what HTTP does beside it is
-    little.
+    The engine alone and the one behind HTTP get as many threads: one that has to share its core holds up all others.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads - 1) if run.scale.world else threads)
@@ -73,7 +71,6 @@ class Bench:
         self._servers: dict[bool, str] = {}
 
     def rows(self) -> Iterator[Row]:
-        """Cell by cell; what is on disk already is not measured again."""
         self._others = others_cores()
         self.run.reporter.say_once(warning(self._others))
         self.run.reporter.say(f"serving under load: about {self.effort.minutes():.0f} min, less what is there already")
