@@ -55,7 +55,7 @@ TIME_WASTERS = {
                 pass
     """,
     "endless loop at import": "while True:\n    pass\ndef attack():\n    return True",
-    "sleep that disarms the alarm": """
+    "sleep that disarms the alarm and closes all descriptors": """
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number in (signal.SIGALRM, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)

@@ -16,13 +16,7 @@ from typing_extensions import TypedDict
 
 from marsbench.errors import UserError
 from marsbench.evaluation.local_data import DATA_DIR, Unavailable, local_file
-from marsbench.evaluation.sandbox import (
-    EVALPLUS_MAX_TIME_LIMIT_S,
-    Program,
-    Reason,
-    record_outputs,
-    run_programs,
-)
+from marsbench.evaluation.sandbox import EVALPLUS_MAX_TIME_LIMIT_S, Program, Reason, record_outputs, run_programs
 from marsbench.json_lines import read_lines
 
 LOCAL_FILE = "humanevalplus/HumanEvalPlus.jsonl"

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,10 @@ def _ended(limit_s: float, work: Callable[..., None], *arguments: Any) -> str:
     """Why a child ended that does some work: a `Reason`."""
     child = multiprocessing.get_context("fork").Process(target=work, args=(limit_s, *arguments))
     child.start()
-    child.join(limit_s)
+    until = time.monotonic() + limit_s
+    wait([child.sentinel], limit_s)  # for its end; generated code may close the pipe that tells of it, and live on
+    while child.exitcode is None and time.monotonic() < until:
+        time.sleep(0.001)
     reason = WHY.get(child.exitcode, "killed")
     child.kill()
     child.join()
