@@ -23,9 +23,9 @@ def plan(
 ) -> None:
     """Say what reproducing a table, or a sweep, would take, without running anything or asking a hub.
 
-    Lists the lines of the table, or the contenders of its race, with their checkpoints and data, and estimates tokens
-    and hours of training and decoding, with the assumptions behind them. Then the graph of the work: what is trained,
-    answered, raced and scored, and what waits for what. `--table all` is the graph of the whole paper.
+    Lists the lines of the table, or the contenders of its race, with their checkpoints, what is asked, and what the
+    hours assume. Then the graph of the work: what is trained, answered, raced and scored, what waits for what, and how
+    many hours of a device each takes. `--table all` is the graph of the whole paper.
     """
     from rich.console import Console
 

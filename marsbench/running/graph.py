@@ -24,7 +24,7 @@ from marsbench.presets import Preset
 from marsbench.progress import Reporter, quieten_libraries
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.rows.workspace import full_disk_explained
-from marsbench.running.estimates import decoding_s, questions_of, training
+from marsbench.running.estimates import decoding_s, questions_of, training_s
 from marsbench.running.plans import Asked, TablePlan, is_ours, parents_first
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def trainings(wanted: Iterable[TrainedStage], scale: Preset, known: Known, *, gp
             found[trained] = TrainTask(
                 name=f"training-{trained.slug}", title=f"training {trained.title}",
                 after=after([parent], found.values()) if parent else (),
-                seconds=training(trained, scale).hours * 3600 / gpus, gpus=gpus, trained=trained,
+                seconds=training_s(trained, scale) / gpus, gpus=gpus, trained=trained,
             )  # fmt: skip
     return list(found.values())
 
