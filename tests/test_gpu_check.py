@@ -22,7 +22,7 @@ from marsbench.gpu_check import checks
 from marsbench.gpu_check import window as windows
 from marsbench.gpu_check.bench import Bench, Found, Timed, at_most
 from marsbench.gpu_check.checks import run_checks
-from marsbench.gpu_check.page import checks_of, page_of, render, steps_of
+from marsbench.gpu_check.page import gpu_rows, page_of
 from marsbench.gpu_check.window import Stage, Window, base_here, run_window, stages
 
 CPU = torch.device("cpu")
@@ -42,8 +42,8 @@ def test_every_check_holds_on_the_cpu_and_makes_a_row(tmp_path: Path) -> None:
     assert [row.check for row in rows] == list(checks.CHECKS)
     assert [row.reason for row in rows if row.status != "done" or row.holds is False] == []
     assert time.process_time() - began < 120
-    assert checks_of(tmp_path) == rows
-    assert (tmp_path / "reports/gpu.md").read_text(encoding="utf-8") == render(rows)
+    assert gpu_rows(tmp_path)[0] == rows
+    assert (tmp_path / "reports/gpu.md").read_text(encoding="utf-8") == page_of(tmp_path)
 
 
 @pytest.mark.gpu
@@ -219,19 +219,12 @@ def test_every_check_runs_without_cudnns_attention(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_machine_without_a_gpu_says_so_in_one_line(tmp_path: Path) -> None:
-    """Guards against a traceback, or a page about a CPU, where there is no GPU."""
-    result = CliRunner().invoke(app, ["gpu-check", "--output", str(tmp_path)])
-    assert result.exit_code != 0
-    assert "no GPU" in str(result.output) + str(result.exception)
+@pytest.mark.parametrize(("typed", "said"), [((), "no GPU"), (("--cpu", "--only", "graphs"), "graphs")])
+def test_what_cannot_be_checked_is_refused(typed: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    """Guards against a traceback, or a page about a CPU, without a GPU, and a mistyped name that checks nothing."""
+    result = CliRunner().invoke(app, ["gpu-check", "--output", str(tmp_path), *typed])
+    assert result.exit_code != 0 and said in str(result.output) + str(result.exception)
     assert not list(tmp_path.iterdir())
-
-
-def test_an_unknown_check_is_refused_by_name() -> None:
-    """Guards against a name that is mistyped and checks nothing."""
-    result = CliRunner().invoke(app, ["gpu-check", "--cpu", "--only", "graphs"])
-    assert result.exit_code != 0
-    assert "graphs" in str(result.output) + str(result.exception)
 
 
 def test_the_committed_page_is_what_its_rows_say() -> None:
@@ -242,40 +235,34 @@ def test_the_committed_page_is_what_its_rows_say() -> None:
     assert [cell.strip() for cell in on_gsm8k.strip("|").split("|")][2:] == ["1.61", "1.62", "1.61", "1.56", "0.65"]
 
 
-def tiny(output: Path, typed: list[tuple[str, ...]]) -> Window:
-    """A window on the CPU whose commands are only written down."""
-
-    def command(*words: str) -> str:
-        typed.append(words)
-        return "FOLDER"
-
-    console = Console(file=io.StringIO(), width=200)
-    return Window(torch.device("cpu"), output, console, base_here(True), None, True, command)
+@pytest.fixture
+def tiny(tmp_path: Path) -> Window:
+    """A window on the CPU."""
+    return Window(CPU, tmp_path, Console(file=io.StringIO(), width=200), base_here(True), tiny=True)
 
 
-def test_a_tiny_window_walks_through_all_of_it(tmp_path: Path) -> None:
+def test_a_tiny_window_walks_through_all_of_it(tiny: Window, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a stage that a GPU's ten minutes find broken, and a command that there is not."""
     typed: list[tuple[str, ...]] = []
-    window = tiny(tmp_path, typed)
-    ended = run_window(window, 20)
-    assert [(one.stage, one.status, one.reason) for one in ended] == [(one.name, "done", "") for one in stages(window)]
-    steps = steps_of(tmp_path)
+    monkeypatch.setattr(windows, "command", lambda *words: typed.append(words) or "FOLDER")
+    ended = run_window(tiny, 20)
+    assert [one[:3] for one in ended] == [(one.name, "done", "") for one in stages(tiny)]
+    checked, steps = gpu_rows(tiny.output)
     assert {row.method for row in steps} == {"ar", "mars", "mars-verified"} and len({row.key for row in steps}) == 7
     (forced,) = [row for row in steps if "acceptance" in row.options]
     assert forced.options["acceptance"].startswith("carried over from the paper's Table 4")
-    assert forced.tokens_per_second > 0 and len(checks_of(tmp_path)) == 2 and (tmp_path / "reports/gpu.md").exists()
+    assert forced.tokens_per_second > 0 and len(checked) == 2 and (tiny.output / "reports/gpu.md").exists()
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for name, *words in typed:
         assert commands[name].make_context(name, list(words)).params
     assert [words[0] for words in typed].count("train") == 6
-    assert run_window(window, 20) == [], "what is done is not done again"
-    again = len(steps_of(tmp_path))
-    windows.time_steps(window, "small")
-    assert len(steps_of(tmp_path)) == again, "newer rows take the place of older ones"
+    assert run_window(tiny, 20) == [], "what is done is not done again"
+    windows.time_steps(tiny, "small")
+    assert len(gpu_rows(tiny.output)[1]) == len(steps), "newer rows take the place of older ones"
 
 
 def test_a_stage_that_hangs_or_fails_leaves_the_others_their_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Window, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against ten minutes that are spent on one stage, or lost with it."""
     seen: list[str] = []
@@ -289,12 +276,10 @@ def test_a_stage_that_hangs_or_fails_leaves_the_others_their_time(
         Stage("real", 9, lambda window: seen.append("real"), True),
     ]  # fmt: skip
     monkeypatch.setattr(windows, "stages", lambda window: several)
-    window = tiny(tmp_path, [])
-    window.base = None
-    assert [one.status for one in run_window(window, 1)] == ["timeout", "failed", "done", "skipped"]
+    tiny.base = None
+    assert [one.status for one in run_window(tiny, 1)] == ["timeout", "failed", "done", "skipped"]
     assert seen == ["runs"]
-    left = run_window(window, 0)
-    assert [(one.stage, one.status) for one in left] == [(name, "skipped") for name in ("hangs", "breaks", "real")]
+    assert [one[:2] for one in run_window(tiny, 0)] == [(name, "skipped") for name in ("hangs", "breaks", "real")]
 
 
 def test_a_limit_within_a_limit_keeps_both() -> None:

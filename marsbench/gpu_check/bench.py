@@ -71,24 +71,24 @@ def at_most(seconds: float) -> Iterator[None]:
 class Tried(NamedTuple):
     """How work within a limit has ended."""
 
-    status: Literal["done", "timeout", "failed"]
+    name: str
+    status: Literal["done", "timeout", "failed", "skipped"]
     reason: str
     seconds: float
     value: Any
 
 
-def tried(work: Callable[[], Any], limit_s: float) -> Tried:
+def tried(name: str, work: Callable[[], Any], limit_s: float) -> Tried:
     """Run `work` for `limit_s` seconds at most; its errors become a status."""
-    reason, value, began = "", None, time.perf_counter()
-    status: Literal["done", "timeout", "failed"] = "done"
+    ended, began = Tried(name, "done", "", 0.0, None), time.perf_counter()
     try:
         with at_most(limit_s):
-            value = work()
+            ended = ended._replace(value=work())
     except TimeoutError as error:
-        status, reason = "timeout", str(error)
+        ended = ended._replace(status="timeout", reason=str(error))
     except Exception as error:  # a driver's, a compiler's, a lack of memory
-        status, reason = "failed", f"{type(error).__name__}: {error}"[:300]
-    return Tried(status, reason, round(time.perf_counter() - began, 3), value)
+        ended = ended._replace(status="failed", reason=f"{type(error).__name__}: {error}"[:300])
+    return ended._replace(seconds=round(time.perf_counter() - began, 3))
 
 
 class Found(NamedTuple):
@@ -113,6 +113,10 @@ class Bench:
     @property
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
+
+    @property
+    def called(self) -> str:
+        return torch.cuda.get_device_name(self.device) if self.on_gpu else "CPU"
 
     @property
     def size(self) -> str:

@@ -14,15 +14,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from rich.status import Status
 from torch import Tensor
 
 from marsbench.decoding.engine import Batch, KindOfBatch
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError, unknown_name
-from marsbench.files import write_atomically
 from marsbench.gpu_check.bench import BLOCK_SIZE, Bench, Found, tried
-from marsbench.gpu_check.page import ROWS, checks_of, verdict, write_gpu_page
+from marsbench.gpu_check.page import keep, verdict, write_gpu_page
 from marsbench.keys import content_hash
 from marsbench.methods import METHODS
 from marsbench.presets import in_seconds
@@ -30,7 +28,6 @@ from marsbench.provenance import float32_products, provenance
 from marsbench.racing.race import synchronize
 from marsbench.racing.step_time import read_per_second
 from marsbench.rows.kinds import CheckRow
-from marsbench.rows.store import rows_text
 from marsbench.training.objectives import mars_loss
 from marsbench.training.stages import recipe
 from marsbench.training.trainer import train
@@ -216,13 +213,6 @@ CHECKS: dict[str, Callable[[Bench], Found]] = {
 }  # fmt: skip
 
 
-def _shown(console: Console, status: Status, name: str, text: str) -> None:
-    """Say what a check is doing: in the line that is there for it, or in a new one where there is no terminal."""
-    status.update(f"{name}: {text}")
-    if not console.is_terminal:
-        console.print(f"  {name}: {text}", highlight=False)
-
-
 def _backward(bench: Bench, model: Any, ids: Tensor) -> Tensor:
     """The MARS loss in bf16 where every token is learned, and its gradients in the model."""
     with torch.autocast(bench.device.type, torch.bfloat16):
@@ -260,23 +250,20 @@ def run_checks(
     if unknown := [name for name in names if name not in CHECKS]:
         raise unknown_name("check", unknown[0], list(CHECKS))
     bench, made = Bench(device, quick), list[CheckRow]()
-    called = torch.cuda.get_device_name(device) if bench.on_gpu else "CPU"
     for name in names or CHECKS:
-        key = content_hash({"kind": CheckRow.kind, "check": name, "device": called, "quick": quick})
         origin = provenance(seed=0)
-        with console.status("") as status:
-            bench.say = partial(_shown, console, status, name)
-            bench.say((CHECKS[name].__doc__ or "").partition("\n")[0])
-            end = tried(partial(CHECKS[name], bench), _LIMIT_S)
+        bench.say = partial(console.print, f"  {name}:", highlight=False)
+        bench.say((CHECKS[name].__doc__ or "").partition("\n")[0])
+        end = tried(name, partial(CHECKS[name], bench), _LIMIT_S)
         holds, facts = end.value or Found(None, {})
+        key = content_hash({"kind": CheckRow.kind, "check": name, "device": bench.called, "quick": quick})
         row = CheckRow(
-            key, end.status, end.reason, bench.size, name, called, quick, holds=holds, facts=facts,
+            key, end.status, end.reason, bench.size, name, bench.called, quick, holds=holds, facts=facts,
             seconds=end.seconds, provenance=origin,
         )  # fmt: skip
         console.print(f"{name}: {verdict(row)} ({row.seconds:.1f} s)", highlight=False)
         made.append(row)
         if output is not None:
-            rows = {check.key: check for check in (*checks_of(output), row)}
-            write_atomically(output / ROWS, rows_text(rows.values()).encode())
+            keep(output, row)
             write_gpu_page(output)
     return made

@@ -1,4 +1,4 @@
-"""The page on GPUs, from the rows in results/gpu: what the checks found, what a step costs, how much faster MARS is."""
+"""The rows in results/gpu, and their page: what checks found, what a step costs, how much faster MARS would be."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,14 +10,14 @@ from marsbench.paper import published
 from marsbench.rendering.markdown import filled, paragraphs, table
 from marsbench.rendering.sections import facts_section
 from marsbench.rows.kinds import CheckRow, MethodStepRow
-from marsbench.rows.store import read_rows
+from marsbench.rows.store import read_rows, rows_text
 
-ROWS, STEPS, _PAGE = "results/gpu/checks.jsonl", "results/gpu/steps.jsonl", "reports/gpu.md"
+_FOLDER, _PAGE = Path("results/gpu"), "reports/gpu.md"
 _SCALES = {"bytes": (2**30, "GiB"), "s": (1e-3, "ms")}  # a unit in a name -> what it is shown in
 _SIZES = {"7b": "7B", "0.5b": "0.5B"}
 _SURE, _WINDOW = 0.95, 4  # the paper's threshold, and the block size of its speed tables
 _MARS = "MARS, B = 4"
-_LINES: dict[str, tuple[str, dict[str, Any]]] = {
+LINES: dict[str, tuple[str, dict[str, Any]]] = {
     _MARS: ("mars", {"block_size": 4, "threshold": 0.0}),
     "MARS, B = 8": ("mars", {"block_size": 8, "threshold": 0.0}),
     "verified, linear, W = 4": ("mars-verified", {"block_size": 4, "layout": "linear"}),
@@ -26,15 +26,23 @@ _LINES: dict[str, tuple[str, dict[str, Any]]] = {
 _SHOWN_ABOVE = ("steps-near-the-floor", "attention-in-place")  # checks whose numbers the table of steps has
 
 
-def checks_of(root: Path) -> list[CheckRow]:
-    """All rows of checks that there are; none where no GPU was checked."""
-    file = root / ROWS
-    return [row for row in (read_rows(file) if file.exists() else []) if isinstance(row, CheckRow)]
+def gpu_rows(root: Path) -> tuple[list[CheckRow], list[MethodStepRow]]:
+    """The rows of checks and of steps that there are; none where no GPU was measured."""
+    rows = read_rows(root / _FOLDER) if (root / _FOLDER).exists() else []
+    return [row for row in rows if isinstance(row, CheckRow)], [row for row in rows if isinstance(row, MethodStepRow)]
 
 
-def steps_of(root: Path) -> list[MethodStepRow]:
-    file = root / STEPS
-    return [row for row in (read_rows(file) if file.exists() else []) if isinstance(row, MethodStepRow)]
+def place(row: CheckRow | MethodStepRow) -> dict[str, Any]:
+    """What a row is of: a newer one takes the place of an older one."""
+    named = ("check", "quick", "scale", "method", "options", "device", "batch_size", "captured", "dtype")
+    return {"kind": row.kind, **{name: getattr(row, name) for name in named if hasattr(row, name)}}
+
+
+def keep(root: Path, row: CheckRow | MethodStepRow) -> None:
+    checks, steps = gpu_rows(root)
+    name, known = ("checks", checks) if isinstance(row, CheckRow) else ("steps", steps)
+    rows = [*[other for other in known if place(other) != place(row)], row]
+    write_atomically(root / _FOLDER / f"{name}.jsonl", rows_text(rows).encode())
 
 
 def write_gpu_page(root: Path) -> list[Path]:
@@ -45,18 +53,15 @@ def write_gpu_page(root: Path) -> list[Path]:
 
 def page_of(root: Path) -> str:
     """The page as Markdown, a pure function of the rows below a folder; empty without any."""
-    steps, checks = steps_of(root), checks_of(root)
-    return render(checks, steps) if checks or steps else ""
-
-
-def render(rows: Sequence[CheckRow], steps: Sequence[MethodStepRow] = ()) -> str:
-    every = [*steps, *rows]
+    checks, steps = gpu_rows(root)
+    if not (every := [*steps, *checks]):
+        return ""
     commands = dict.fromkeys(str(row.provenance["command"]) for row in every if "command" in row.provenance)
     return paragraphs(
         "# Speed at true size, on a GPU",
         *[part for device in dict.fromkeys(row.device for row in steps) for part in _speed(device, steps)],
-        *[_checked(device, rows) for device in dict.fromkeys(row.device for row in rows)],
-        facts_section(every, "; ".join(commands) or "marsbench gpu-check") if every else "",
+        *[_checked(device, checks) for device in dict.fromkeys(row.device for row in checks)],
+        facts_section(every, "; ".join(commands) or "marsbench gpu-check"),
     ) + "\n"  # fmt: skip
 
 
@@ -88,7 +93,9 @@ def _speed(device: str, steps: Sequence[MethodStepRow]) -> list[str]:
 class Steps:
     def __init__(self, rows: Sequence[MethodStepRow]) -> None:
         self.rows = [row for row in rows if row.status == "done"]
-        self.emitted = _emitted(self.rows[0].scale) if self.rows else {}
+        tables = {"metric": "tokens_per_forward", "block_size": _WINDOW, "threshold": _SURE}
+        papers = published("4", scale=self.rows[0].scale, **tables) if self.rows else []
+        self.emitted = {str(row.benchmark): row.value for row in papers}  # benchmark -> published tokens per forward
         self._captured = [row for row in self.rows if row.captured]
         self.batch_sizes = sorted({row.batch_size for row in self._captured})
 
@@ -100,7 +107,7 @@ class Steps:
 
     def cost(self, batch: int, line: str = _MARS) -> float | None:
         """A step of a line in steps of `ar`."""
-        own, ar = self.seconds(batch, *_LINES[line]), self.seconds(batch)
+        own, ar = self.seconds(batch, *LINES[line]), self.seconds(batch)
         return own / ar if own and ar else None
 
     @property
@@ -113,10 +120,10 @@ class Steps:
         for batch in self.batch_sizes:
             ar = self.seconds(batch)
             shown = f"{1e3 * ar:.2f} ({100 * row.weight_bytes / row.read_per_second / ar:.0f} %)" if ar else ""
-            costs = [(self.seconds(batch, *_LINES[line]), self.cost(batch, line)) for line in _LINES]
+            costs = [(self.seconds(batch, *LINES[line]), self.cost(batch, line)) for line in LINES]
             others = [f"{1e3 * own:.2f} ({cost:.2f})" if own and cost else "" for own, cost in costs]
             lines.append([str(batch), *[number or "not measured" for number in (shown, *others)]])
-        return table(["rows", "`ar` (% of reading)", *_LINES], lines)
+        return table(["rows", "`ar` (% of reading)", *LINES], lines)
 
     def reckoning(self) -> str:
         """The published tokens per forward pass of every benchmark over what a step costs."""
@@ -136,12 +143,6 @@ class Steps:
             if "acceptance" in row.options and (ar := speeds.get(row.batch_size))
         ]
         return table(["rows", "`ar`, tokens/s", "MARS, B = 4, tokens/s", "MARS over `ar`"], lines)
-
-
-def _emitted(size: str) -> dict[str, float]:
-    """Benchmark -> published tokens per forward pass at tau = .95."""
-    rows = published("4", scale=size, metric="tokens_per_forward", block_size=_WINDOW, threshold=_SURE)
-    return {str(row.benchmark): row.value for row in rows}
 
 
 def _said(size: str, shape: Steps) -> Iterator[str]:
@@ -180,7 +181,7 @@ def _beside_the_paper(shape: Steps) -> str:
 
 def reckoned(root: Path, size: str) -> dict[int, float]:
     """Rows -> speed of MARS over `ar`, reckoned with the paper's tokens per forward pass on GSM8K."""
-    shape = Steps([row for row in steps_of(root) if row.scale == size])
+    shape = Steps([row for row in gpu_rows(root)[1] if row.scale == size])
     return {batch: shape.emitted["gsm8k"] / cost for batch, cost in shape.costs.items()}
 
 

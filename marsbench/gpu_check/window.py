@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,9 +22,9 @@ from rich.console import Console
 
 from marsbench.decoding.engine import Batch
 from marsbench.files import write_atomically
-from marsbench.gpu_check.bench import Bench, tried
+from marsbench.gpu_check.bench import Bench, Tried, tried
 from marsbench.gpu_check.checks import run_checks
-from marsbench.gpu_check.page import STEPS, steps_of, write_gpu_page
+from marsbench.gpu_check.page import LINES, keep, place, write_gpu_page
 from marsbench.json_lines import Log
 from marsbench.keys import content_hash
 from marsbench.paths import PACKAGE
@@ -32,18 +32,9 @@ from marsbench.provenance import provenance
 from marsbench.racing.carried import Carried, carried_of
 from marsbench.racing.step_time import read_per_second
 from marsbench.rows.kinds import MethodStepRow
-from marsbench.rows.store import rows_text
 
 _RIGHT = ("methods-agree", "graphs-agree", "gradients-finite", "products-in-full", "training-resumes")
 _FITS = ("training-step", "decoding-fits", "attention-in-place")
-# What is timed at a batch size as graphs, in this order: method and options.
-_LINES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("ar", {}),
-    ("mars", {"block_size": 4, "threshold": 0.0}),
-    ("mars-verified", {"block_size": 4, "layout": "linear"}),
-    ("mars-verified", {"block_size": 4}),
-    ("mars", {"block_size": 8, "threshold": 0.0}),
-)
 _ROWS = (1, 4, 16, 8, 64)
 
 
@@ -55,16 +46,11 @@ class Window:
     base: Path | None = None  # the real model's folder; None = it is not there
     data_dir: Path | None = None  # of benchmark data, without which real prompts are not answered
     tiny: bool = False  # all of it small, to try it on a CPU
-    command: Callable[..., str] = field(default_factory=lambda: _command)  # what runs one, and gives its last line
 
     @property
     def work(self) -> Path:
         """Where the real model's data and checkpoints go."""
         return self.output / "runs" / "gpu-window"
-
-    @property
-    def called(self) -> str:
-        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
 
 
 class Stage(NamedTuple):
@@ -74,18 +60,10 @@ class Stage(NamedTuple):
     of_real_model: bool = False
 
 
-@dataclass(frozen=True)
-class Ended:
-    stage: str
-    status: str  # done, timeout, failed or skipped
-    reason: str
-    seconds: float
-
-
-def run_window(window: Window, minutes: float) -> list[Ended]:
+def run_window(window: Window, minutes: float) -> list[Tried]:
     """Do what is left of a window in the time given; how each of its stages has ended."""
-    log: Log[Ended] = Log(window.work / "stages.jsonl", Ended, what="a stage of a window", mend="remove the file")
-    done, endings = {ended.stage for ended in log.records() if ended.status == "done"}, list[Ended]()
+    log = Log[Any](window.work / "stages.jsonl", dict[str, Any], what="a stage of a window", mend="remove the file")
+    done, endings = {ended["stage"] for ended in log.records() if ended["status"] == "done"}, list[Tried]()
     deadline = time.monotonic() + 60 * minutes
     for stage in stages(window):
         if stage.name in done:
@@ -93,12 +71,12 @@ def run_window(window: Window, minutes: float) -> list[Ended]:
         limit = min(stage.limit_s, deadline - time.monotonic())
         window.console.print(f"{stage.name}: at most {max(0.0, limit):.0f} s", highlight=False)
         if stage.of_real_model and window.base is None:
-            ended = Ended(stage.name, "skipped", "the real model is not there: marsbench fetch smollm2-135m", 0.0)
+            ended = Tried(stage.name, "skipped", "the real model is not there: marsbench fetch smollm2-135m", 0.0, None)
         elif deadline - time.monotonic() < 1:
-            ended = Ended(stage.name, "skipped", "no time is left", 0.0)
+            ended = Tried(stage.name, "skipped", "no time is left", 0.0, None)
         else:
-            ended = Ended(stage.name, *tried(partial(stage.run, window), limit)[:3])
-        log.append(asdict(ended))
+            ended = tried(stage.name, partial(stage.run, window), limit)
+        log.append(dict(zip(("stage", "status", "reason", "seconds"), ended, strict=False)))
         endings.append(ended)
         window.console.print(f"{stage.name}: {ended.status} {ended.reason} ({ended.seconds:.0f} s)", highlight=False)
         write_gpu_page(window.output)
@@ -145,34 +123,27 @@ def time_steps(window: Window, size: str) -> None:
     published = carried_of({"published": "average", "scale": "7b" if size == "small" else size}, 3)
     captured, counts = bench.captured(), _ROWS[:1] if window.tiny else _ROWS
     plans: list[tuple[int, str, dict[str, Any], Carried | None]]
-    plans = [(rows, *line, None) for rows, line in product(counts, _LINES)]
-    carried = {"block_size": 4, "threshold": 0.95}
-    plans[len(_LINES) : len(_LINES)] = [(rows, "mars", carried, published) for rows in counts]
-    for place, (rows, name, options, acceptance) in enumerate([*plans, (1, "ar", {}, None)]):
-        is_captured = place < len(plans)  # the last is timed eagerly
+    plans = [(rows, *line, None) for rows, line in product(counts, (("ar", {}), *LINES.values()))]
+    carried, first = {"block_size": 4, "threshold": 0.95}, 1 + len(LINES)
+    plans[first:first] = [(rows, "mars", carried, published) for rows in counts]
+    for number, (rows, name, options, acceptance) in enumerate([*plans, (1, "ar", {}, None)]):
+        is_captured = number < len(plans)  # the last is timed eagerly
         timed = bench.timed(
             model, name, rows=rows, kind=captured if is_captured else Batch, options=options, carried=acceptance
         )
         said = options if acceptance is None else {**options, "acceptance": f"carried over from {acceptance.source}"}
         row = MethodStepRow(
-            "", "done", "", size, name, said, window.called, rows, is_captured, timed.context, len(timed.steps),
+            "", "done", "", size, name, said, bench.called, rows, is_captured, timed.context, len(timed.steps),
             median(timed.steps), weights, reading, str(bench.half).removeprefix("torch."),
             tokens_per_second=timed.tokens_per_second, provenance=provenance(seed=0),
         )  # fmt: skip
-        row = replace(row, key=content_hash(_place(row)))
-        others = [other for other in steps_of(window.output) if _place(other) != _place(row)]
-        write_atomically(window.output / STEPS, rows_text([*others, row]).encode())
-
-
-def _place(row: MethodStepRow) -> dict[str, Any]:
-    named = ("kind", "scale", "method", "options", "device", "batch_size", "captured", "dtype")
-    return {name: getattr(row, name) for name in named}
+        keep(window.output, replace(row, key=content_hash(place(row))))
 
 
 # ---- the real model, by commands ----
 
 
-def _command(*typed: str) -> str:
+def command(*typed: str) -> str:
     """Run a command of ours in a process of its own, which ends with the stage; the last line that it prints."""
     done = subprocess.run([sys.executable, "-m", "marsbench", *typed], stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout.strip().rpartition("\n")[2]
@@ -188,7 +159,7 @@ def _distill(window: Window, *more: str) -> None:
         write_atomically(prompts, "".join(texts).encode())
         asked, rows, kind, longest = ["--prompts", str(prompts)], "8", "float32", "16"
     window.work.mkdir(parents=True, exist_ok=True)
-    window.command(
+    command(
         "distill", "--checkpoint", str(window.base), *asked, "--out", str(chats), "--keep-cut", "--batch-size", rows,
         "--dtype", kind, "--max-new-tokens", longest, *more,
     )  # fmt: skip
@@ -197,7 +168,7 @@ def _distill(window: Window, *more: str) -> None:
 def _train(window: Window, stage: str) -> str:
     """Train a stage, or find it trained; its folder."""
     size = ("4", "2") if window.tiny else ("64", "250")
-    return window.command(
+    return command(
         "train", stage, "--scale", "135m", "--base", str(window.base), "--chat-data", str(window.work / "chats.jsonl"),
         "--block-size", "4", "--batch-size", size[0], "--max-steps", size[1], "--output", str(window.work),
     )  # fmt: skip
@@ -211,7 +182,7 @@ def _score(window: Window, stage: str) -> None:
     where = [] if window.data_dir is None else ["--data-dir", str(window.data_dir)]
     benchmarks = [word for name in asked for word in ("--benchmark", name)]
     for accepts in (["--method", "ar"], *(["--threshold", tau] for tau in ("0.95", "0.8") if stage != "ar_sft")):
-        window.command(
+        command(
             "eval", "--checkpoint", folder, *benchmarks, "--scale", "135m", "--limit", "2" if window.tiny else "500",
             "--batch-size", "8" if window.tiny else "128", "--output", str(window.work), *where, *accepts,
         )  # fmt: skip
