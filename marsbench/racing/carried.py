@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import yaml
 
 from marsbench.errors import UserError
-from marsbench.files import write_atomically
 from marsbench.paper import published
 
 _DRAWS = 4096  # made ahead: a step looks one up for each row
@@ -109,9 +108,3 @@ def _in_file(file: Path, guesses: int) -> Any:
             f"it has nothing for {guesses} drafts", where=str(file), fix=f"it has: {', '.join(map(str, by_guesses))}"
         )
     return by_guesses[guesses]
-
-
-def write_table(file: Path, model: str, means: Mapping[int, float]) -> Path:
-    """Write mean tokens of a step by the number of drafts, as other suites read them."""
-    kept = {number: round(float(mean), 4) for number, mean in sorted(means.items())}
-    return write_atomically(file, yaml.safe_dump({model: {_MODE: kept}}).encode())

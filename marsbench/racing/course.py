@@ -52,7 +52,6 @@ class Course:
         self._dtype: torch.dtype = getattr(torch, grid.dtype)
         # The run's policy is for what is raced and timed: who races again does not want to train again.
         self._checkpoints = Checkpoints(replace(run, existing="reuse"))
-        self._trains = load is None
         self._backend = grid.backend or default_backend(torch.device(default_device()))
         self._load = cache(load or self._checkpoint)
         # Graphs belong to one method: both are kept, so that what was compiled at one batch size serves at the
@@ -63,8 +62,8 @@ class Course:
         per_benchmark(grid.prompts, self.benchmarks)  # refuses what cannot be shared, before anything is trained
 
     def trainings(self) -> list[TrainingRow]:
-        """The stages that the grid's checkpoints come from, trained now if need be; none where models were given."""
-        return self._checkpoints.trainings(self.grid.checkpoints) if self._trains else []
+        """The stages that the grid's checkpoints come from, trained now if need be."""
+        return self._checkpoints.trainings(self.grid.checkpoints)
 
     def _checkpoint(self, stage: str, block_size: int, dtype: torch.dtype) -> Loaded:
         """A stage's checkpoint; `UserError` where there is none and training one would take days."""
@@ -123,11 +122,6 @@ class Course:
         """The checkpoint of `ar`, whose tokenizer writes the prompts for all."""
         return self.target(self.plain)
 
-    @property
-    def ids(self) -> dict[str, Any]:
-        eos_id, pad_id = default_ids(self.baseline)
-        return {"eos_id": eos_id, "pad_id": pad_id}
-
     @cached_property
     def questions(self) -> Questions:
         return ask(self.benchmarks, self.grid.prompts, self.baseline.tokenizer, self.run.data_dir)
@@ -161,11 +155,12 @@ class Course:
     # ---- its cells ----
 
     def cells(self, batch_size: int) -> list[Cell]:
-        return [Cell(line, batch_size, self._key(line, batch_size)) for line in self.grid.contenders]
-
-    def _key(self, line: Line, batch_size: int) -> str:
-        content = {"kind": "sweep", "entry": line.keyed, "batch_size": batch_size, **self.weights(line)}
-        return content_hash({**content, **self.everywhere, **({"backend": self._backend} if line.compiled else {})})
+        found = []
+        for line in self.grid.contenders:
+            content = {"kind": "sweep", "entry": line.keyed, "batch_size": batch_size, **self.weights(line)}
+            content |= {**self.everywhere, **({"backend": self._backend} if line.compiled else {})}
+            found.append(Cell(line, batch_size, content_hash(content)))
+        return found
 
     def why_not(self, cell: Cell) -> str:
         """Why a cell cannot be measured, empty if it can."""
@@ -180,15 +175,13 @@ class Course:
 
     def race(self, cells: Sequence[Cell], laps: int | None = None) -> Race:
         """The race of some contenders at one batch size, of so many timed laps; None = as many as the grid says."""
+        contenders = {cell.name: self.entrant(cell.line, cell.batch_size) for cell in cells}
+        laps = self.grid.repeats if laps is None else laps
+        eos_id, pad_id = default_ids(self.baseline)
         return Race(
-            {cell.name: self.entrant(cell.line, cell.batch_size) for cell in cells},
-            self.prompts.ids,
-            batch_size=cells[0].batch_size,
-            max_new_tokens=self.max_new_tokens,
-            laps=self.grid.repeats if laps is None else laps,
-            limit_s=self.grid.timeout_s,
-            **self.ids,
-        )
+            contenders, self.prompts.ids, cells[0].batch_size, self.max_new_tokens, eos_id, pad_id, laps,
+            self.grid.timeout_s,
+        )  # fmt: skip
 
     def responses(self, found: Outcome) -> list[str]:
         tokenizer: Any = self.baseline.tokenizer

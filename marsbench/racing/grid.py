@@ -34,6 +34,7 @@ from marsbench.racing.carried import carried_of
 from marsbench.running.estimates import decoding_s
 from marsbench.training.stages import stage
 
+_WORDS = {"threshold": "tau", "cache_block": "B_cache", "tree_width": "tree"}  # in names of contenders
 COMPILED_AR = "ar, compiled"  # what compiled contenders are held against
 BASELINES = ("ar", "hf-generate", COMPILED_AR)  # contenders by these names run in every race
 
@@ -221,7 +222,9 @@ def _contender(given: dict[str, Any], varied: list[str], where: str) -> Line:
     except UserError as error:
         raise UserError(error.what, where=where, fix=error.fix) from error
     compiled = given.get("compiled", False)
-    said = [_said(name, given[name]) for name in varied if name != "compiled"]
+    values = {name: given[name] for name in varied if name != "compiled"}
+    shown = {name: format(value, "g") if isinstance(value, int | float) else value for name, value in values.items()}
+    said = [f"{_WORDS.get(name, name)} = {value}" for name, value in shown.items()]
     name = ", ".join([str(given.get("name", method)), *said])
     if not name.endswith(called("", compiled)):  # a user may have written the ending
         name = called(name, compiled)
@@ -242,10 +245,3 @@ def _contender(given: dict[str, Any], varied: list[str], where: str) -> Line:
 def called(name: str, compiled: bool) -> str:
     """The name of a contender's eager or compiled form."""
     return f"{name}, compiled" if compiled else name
-
-
-_WORDS = {"threshold": "tau", "cache_block": "B_cache", "tree_width": "tree"}
-
-
-def _said(name: str, value: Any) -> str:
-    return f"{_WORDS.get(name, name)} = {format(value, 'g') if isinstance(value, int | float) else value}"

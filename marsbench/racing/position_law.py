@@ -5,15 +5,13 @@ positions on this machine, and how many forwards each prompt takes with each win
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from statistics import median
 
 import numpy as np
-
-from marsbench.rows.kinds import StepTimeRow, SweepRow
 
 WIDEST = 16  # window that is looked at
 ACCEPTANCE = 0.6  # how often a draft is right, where no record says it
@@ -36,10 +34,6 @@ class PositionLaw:
         above = bisect_left(self.positions, positions)  # np.interp takes five times as long, and a server asks often
         (left, right), (low, high) = self.positions[above - 1 : above + 1], self.seconds[above - 1 : above + 1]
         return low + (high - low) / (right - left) * (positions - left)
-
-
-def position_law(times: StepTimeRow) -> PositionLaw:
-    return law_of(times.rows, times.window, times.seconds)
 
 
 def law_of(rows: Sequence[int], windows: Sequence[int], seconds: Sequence[Sequence[float]]) -> PositionLaw:
@@ -100,10 +94,6 @@ class Work:
     positions: int  # entries of all windows
     prompt_positions: int  # tokens of all prompts
 
-    @classmethod
-    def of(cls, row: SweepRow) -> "Work":
-        return cls(sum(row.emitted), row.row_forwards, row.positions, row.prompt_positions)
-
     @property
     def window(self) -> float:
         """Mean width of a row's window."""
@@ -123,7 +113,3 @@ def predicted_seconds(law: PositionLaw, work: Work, batch_size: int) -> float:
 
 def predicted_speed(law: PositionLaw, work: Work, batch_size: int) -> float:
     return work.emitted / predicted_seconds(law, work, batch_size)
-
-
-def fastest(law: PositionLaw, known: Mapping[str, Work], batch_size: int) -> str:
-    return max(known, key=lambda name: predicted_speed(law, known[name], batch_size))

@@ -66,23 +66,11 @@ class Turn:
     watched: Watched | None = None  # in the lap that is watched
 
 
-Round = Mapping[str, Turn]  # contender -> its turn at a batch; who has dropped out is missing
-
-
 @dataclass(frozen=True)
-class _Started:
-    """A line of the log of rounds: who starts."""
-
-    contenders: list[str]
-
-
-@dataclass(frozen=True)
-class _Ended:
-    """Another: a round that has ended."""
-
+class Round:
     lap: int
     batch: int
-    turns: Mapping[str, Turn]
+    turns: Mapping[str, Turn]  # contender -> its turn at the batch; a contender that has dropped out is missing
 
 
 class RoundLog:
@@ -91,38 +79,29 @@ class RoundLog:
     def __init__(self, file: Path | None = None) -> None:
         """Take up the rounds of a file; without one, they are kept in memory."""
         mend = "remove the file; the race is run anew"
-        kind = _Started | _Ended
-        self._log = Log[_Started | _Ended](file, kind, what="a round of a race", mend=mend) if file else None
-        self.contenders: list[str] = []  # who started, as far as a file says
-        self.rounds: dict[tuple[int, int], Round] = {}  # (lap, batch) -> round
-        self.dropped_out: set[str] = set()  # who has failed or taken too long
-        for record in self._log.records() if self._log else []:
-            self._take(record)
+        self._log = Log[Round](file, Round, what="a round of a race", mend=mend) if file else None
+        known = self._log.records() if self._log else []
+        self.rounds = {(round_.lap, round_.batch): round_.turns for round_ in known}
 
-    def begin(self, contenders: Sequence[str]) -> None:
-        """Start a race anew with these contenders."""
+    @property
+    def contenders(self) -> set[str]:
+        """All that started, as far as a round has ended."""
+        return {*self.rounds.get((WATCHED, 0), ())}
+
+    def restart(self) -> None:
+        """Forget all rounds: the race is run anew."""
+        self.rounds.clear()
         if self._log is not None:
             self._log.file.unlink(missing_ok=True)
-        self._keep(_Started(list(contenders)))
 
-    def add(self, lap: int, batch: int, turns: Round) -> None:
+    def add(self, lap: int, batch: int, turns: Mapping[str, Turn]) -> None:
         """Keep a round; it is on disk when this returns."""
-        self._keep(_Ended(lap, batch, turns))
+        self.rounds[lap, batch] = turns
+        if self._log is not None:
+            self._log.append(asdict(Round(lap, batch, turns)))
 
     def turns(self, name: str) -> dict[tuple[int, int], Turn]:
         return {place: turns[name] for place, turns in self.rounds.items() if name in turns}
-
-    def _keep(self, record: _Started | _Ended) -> None:
-        self._take(record)
-        if self._log is not None:
-            self._log.append(asdict(record))
-
-    def _take(self, record: _Started | _Ended) -> None:
-        if isinstance(record, _Started):
-            self.contenders, self.rounds, self.dropped_out = record.contenders, {}, set()
-            return
-        self.rounds[record.lap, record.batch] = record.turns
-        self.dropped_out |= {name for name, turn in record.turns.items() if turn.status != "done"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +152,8 @@ class Race:
             self._warm_up()
         for done, (lap, batch) in enumerate(missing, len(places) - len(missing)):
             progress(done, len(places))
-            racing = [name for name in self.contenders if name not in log.dropped_out]
+            ended = {name for turns in log.rounds.values() for name, turn in turns.items() if turn.status != "done"}
+            racing = [name for name in self.contenders if name not in ended]
             order = [racing[place] for place in rotation(len(racing), lap * len(self.batches) + batch)]
             log.add(lap, batch, {name: self._turn(name, lap, batch, log) for name in order})
         return {name: self._outcome(log.turns(name)) for name in self.contenders}
@@ -227,13 +207,12 @@ class Race:
         batches = range(len(self.batches))
         watched = [found for batch in batches if (found := turns[WATCHED, batch].watched) is not None]
         counted = {name: [getattr(turn.meter, name) for turn in watched] for name in vars(Meter())}
-        meter = Meter(**{name: max(of) if name == "cache_bytes" else sum(of) for name, of in counted.items()})
         return Outcome(
             seconds=[sum(turns[lap, batch].seconds for batch in batches) for lap in range(1, self.laps + 1)],
             generations=[generation for turn in watched for generation in turn.generations],
             first_token=[seconds for turn in watched for seconds in turn.first_token],
             last_token=[seconds for turn in watched for seconds in turn.last_token],
-            meter=meter,
+            meter=Meter(**{name: max(of) if name == "cache_bytes" else sum(of) for name, of in counted.items()}),
         )
 
 

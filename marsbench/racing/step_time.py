@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from itertools import product
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,13 +28,6 @@ _WINDOWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _FEW_WINDOWS, _FEW_REPEATS = (1, 2, 4, 8), 3  # for who cannot wait
 _READ_BYTES = 2**30  # far more than any cache holds
 _LAPS_ON_GPU = 10
-
-
-class StepShape(NamedTuple):
-    """Sequences in a batch, and entries of each of their windows."""
-
-    rows: int
-    window: int
 
 
 @dataclass(frozen=True)
@@ -62,20 +56,16 @@ def step_times(model: Any, positions: int, progress: Counted) -> dict[str, Any]:
     What comes out are fields of a `StepTimeRow`.
     """
     room = context_length(model) - _CONTEXT - _STEPS - 1
-    shapes = [
-        StepShape(rows, width) for rows in _ROWS for width in _WINDOWS if rows * width <= positions and width < room
-    ]
+    shapes = [(rows, width) for rows in _ROWS for width in _WINDOWS if rows * width <= positions and width < room]
     seconds: list[list[float]] = [[] for _ in shapes]
     for repeat in range(_REPEATS + 1):  # the first warms up
-        for number, shape in enumerate(shapes):
-            found = _step(model, shape)
+        for number, (rows, width) in enumerate(shapes):
+            found = _step(model, rows, width)
             if repeat:
                 seconds[number].append(found)
             progress(repeat * len(shapes) + number, (_REPEATS + 1) * len(shapes))
-    return {
-        "context": _CONTEXT, "rows": [shape.rows for shape in shapes], "window": [shape.window for shape in shapes],
-        "seconds": seconds,
-    }  # fmt: skip
+    rows_of_each, windows = map(list, zip(*shapes, strict=True))
+    return {"context": _CONTEXT, "rows": rows_of_each, "window": windows, "seconds": seconds}
 
 
 def windows_that_pay(model: Any, rows: int, acceptance: Sequence[float] = ()) -> tuple[int, ...]:
@@ -86,20 +76,20 @@ def windows_that_pay(model: Any, rows: int, acceptance: Sequence[float] = ()) ->
     all.
     """
     counts = sorted({min(2**power, rows) for power in range(rows.bit_length() + 1)})
-    shapes = [StepShape(count, window) for count in counts for window in _FEW_WINDOWS]
+    shapes = [*product(counts, _FEW_WINDOWS)]
     # In turn, so that a disturbance does not fall on one shape alone.
-    laps = [[_step(model, shape) for shape in shapes] for _ in range(_FEW_REPEATS)]
+    laps = [[_step(model, *shape) for shape in shapes] for _ in range(_FEW_REPEATS)]
     rows_of_each, windows = zip(*shapes, strict=True)
     law = law_of(rows_of_each, windows, list(zip(*laps, strict=True)))
     return windows_by_rows(law, rows, WIDEST, acceptance or (ACCEPTANCE,))
 
 
-def _step(model: Any, shape: StepShape) -> float:
+def _step(model: Any, rows: int, window: int) -> float:
     """Mean seconds of a step after the first one."""
     vocabulary = vocabulary_of(model)
     prompt = [token % vocabulary for token in range(_CONTEXT)]
-    batch = Batch(model, _Probe(shape.window), eos_id=-1, pad_id=0, on_finished=lambda *_: None)
-    batch.join({row: Request(prompt, _STEPS + 3) for row in range(shape.rows)})
+    batch = Batch(model, _Probe(window), eos_id=-1, pad_id=0, on_finished=lambda *_: None)
+    batch.join({row: Request(prompt, _STEPS + 3) for row in range(rows)})
     batch.step()
     synchronize()
     started = time.perf_counter()

@@ -63,10 +63,11 @@ class Sweep:
                 self._run.keep(_sweep_row(self._course, cell, Outcome(status="skipped", reason=reason), {}))
         if not ready:
             return
-        if not {cell.name for cell in ready} <= set(log.contenders):
-            baselines = [cell for cell in cells if cell.name in BASELINES and not self._course.why_not(cell)]
-            log.begin([cell.name for cell in cells if cell in ready or cell in baselines])
         racing = [cell for cell in cells if cell.name in log.contenders]
+        if not {cell.name for cell in ready} <= log.contenders:
+            log.restart()
+            baselines = [cell for cell in cells if cell.name in BASELINES and not self._course.why_not(cell)]
+            racing = [cell for cell in cells if cell in ready or cell in baselines]
         used = others_cores()
         self._run.reporter.say_once(warning(used))
         with self._run.reporter.bar(f"racing {len(racing)} contenders, {cells[0].batch_size} at once") as bar:
@@ -153,9 +154,6 @@ def _log_samples(
             course.questions.questions, responses, correct, generations, strict=True
         )
     ]  # fmt: skip
-    for generation in generations:
-        if generation.emitted != (logged := len(generation.tokens) + (generation.eos_id is not None)):
-            raise RuntimeError(f"{generation.emitted} emitted, {logged} logged tokens")
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
     write_atomically(course.run.workspace.samples(key), content)
     return hashlib.sha256(content).hexdigest()

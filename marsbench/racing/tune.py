@@ -1,6 +1,7 @@
 """Which window and threshold to use: the acceptance of each setting measured once, its speed by the position law."""
 
 from dataclasses import dataclass
+from statistics import fmean
 
 from marsbench.line import Line
 from marsbench.provenance import others_cores, warning
@@ -33,21 +34,14 @@ class Advice:
     expected: Setting
     raced: Estimate | None  # its speed-up over `ar`; None where it is `ar` itself
 
-    @property
-    def recommended(self) -> Setting:
-        """What was expected to be the best, unless it raced no faster than `ar`: then that."""
-        if self.raced is None or self.raced.value > 1:
-            return self.expected
-        return next(setting for setting in self.settings if setting.contender.name == "ar")
-
     def summary(self, batch_size: int, max_points_lost: float) -> str:
-        """The recommendation in words, with the options to type."""
+        """The recommendation in words, with the options to type: `ar` where the best expected raced no faster."""
         points = "1 point" if max_points_lost == 1 else f"{max_points_lost:g} points"
         best, condition = self.expected, f"at batch size {batch_size}, losing at most {points}"
         if self.raced is None:
             return f"{condition}: --method ar\nnothing is expected to be faster"
         raced = f"{self.raced.value:.2f} [{self.raced.interval.low:.2f}, {self.raced.interval.high:.2f}]"
-        if self.recommended is not best:
+        if self.raced.value <= 1:
             return (
                 f"{condition}: --method ar\n{best.contender.name} was expected to be {best.speed_up:.2f} times as "
                 f"fast, and raced {raced}"
@@ -61,18 +55,17 @@ class Advice:
 def candidates(block_size: int) -> tuple[Line, ...]:
     """The settings to choose from, for a checkpoint trained with that block size."""
     windows = sorted({2, 3, 4, 5, block_size, block_size + 1, block_size + 2})
+    linear = [{"layout": "linear", "window": window, "threshold": 0.5} for window in windows]
+    groups = [{"layout": "groups", "window": window} for window in windows if window <= block_size]
     return (
         Line.raced("ar", "", "ar"),
         *[Line.raced(f"mars, tau = {tau:g}", "", "mars", block_size=block_size, threshold=tau) for tau in THRESHOLDS],
-        *[_verified("linear", window, 0.5) for window in windows],
-        *[_verified("groups", window, None) for window in windows if window <= block_size],
-    )
-
-
-def _verified(layout: str, window: int, threshold: float | None) -> Line:
-    said, pruned = ("", {}) if threshold is None else (f", tau = {threshold:g}", {"threshold": threshold})
-    name = f"mars-verified, {layout}, window = {window}{said}"
-    return Line.raced(name, "", "mars-verified", layout=layout, block_size=window, **pruned)
+        *[
+            Line.raced(", ".join(["mars-verified", *[f"{name} = {value}" for name, value in how.items()]]), "",
+                       "mars-verified", **how)
+            for how in (*linear, *groups)
+        ],
+    )  # fmt: skip
 
 
 def tune(
@@ -126,5 +119,4 @@ def _work(outcome: Outcome) -> Work:
 
 def _accuracy(course: Course, outcome: Outcome) -> float:
     """The share of right answers; there are as many questions of every benchmark."""
-    correct = course.questions.score(course.responses(outcome))
-    return sum(correct) / len(correct)
+    return fmean(course.questions.score(course.responses(outcome)))
