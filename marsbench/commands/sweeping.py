@@ -12,7 +12,6 @@ from marsbench.errors import UserError
 from marsbench.methods import Decoding
 
 if TYPE_CHECKING:
-    from marsbench.findings.sweep import Agreement
     from marsbench.rows.kinds import Row
 
 
@@ -73,6 +72,7 @@ def results(
 
     rows = matching(merged(files), where or [])
     if against is not None:
+        from marsbench.findings.in_words import with_interval
         from marsbench.findings.sweep import SweepCells, agreement
 
         cells = agreement(SweepCells.of(rows), SweepCells.of(matching(read_rows(against), where or [])))
@@ -81,9 +81,14 @@ def results(
                 "the two have no cell of a sweep in common", where=str(against),
                 fix="give the rows of two sweeps of one grid, as in results/mini/sweep.jsonl",
             )  # fmt: skip
+        agree = [first.interval.overlaps(second.interval) for _, _, first, second in cells]
+        lines = [
+            (name, str(size), with_interval(first, 2), with_interval(second, 2), "yes" if alike else "no")
+            for (name, size, first, second), alike in zip(cells, agree, strict=True)
+        ]
         columns = ("contender", "batch size", "first", "second", "agree")
-        shared.print_table("speed-up over ar in two runs", columns, map(_compared, cells))
-        share = sum(cell.agrees for cell in cells) / len(cells)
+        shared.print_table("speed-up over ar in two runs", columns, lines)
+        share = sum(agree) / len(cells)
         typer.echo(f"{share:.1%} of {len(cells)} cells agree: their intervals overlap")
         return
     if out is not None:
@@ -142,11 +147,3 @@ def _line(row: "Row") -> tuple[str, ...]:
     what = ", ".join(dict.fromkeys(filter(None, words)))
     batch_size, started = getattr(row, "batch_size", ""), row.provenance.get("started", "")
     return row.key, row.kind, row.scale, what, str(batch_size), row.status, str(started)
-
-
-def _compared(cell: "Agreement") -> tuple[str, ...]:
-    """A cell of two sweeps, with its speed-up in both."""
-    from marsbench.findings.in_words import with_interval
-
-    both = (with_interval(speed_up, 2) for speed_up in (cell.first, cell.second))
-    return cell.contender, str(cell.batch_size), *both, "yes" if cell.agrees else "no"

@@ -6,20 +6,17 @@ back, those that a claim itself holds neither.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import signed_number, with_interval
 from marsbench.findings.seeds import BySeed, SeedRows, pooled
 from marsbench.rows.kinds import EvaluationRow, Row
-from marsbench.statistics.decisions import SIGNIFICANT, Bound, Evidence, Verdict, holm, p_value
+from marsbench.statistics.decisions import SIGNIFICANT, Bound, Verdict, holm, p_value
 from marsbench.statistics.intervals import Estimate, Interval, over_seeds
 
 POINTS, TOKENS, TIMES = "points", "tokens/forward", "times"  # the units of effects
 DIGITS = {POINTS: 1, TOKENS: 2, TIMES: 2}
-Whose = Literal["the paper's", "ours"]
-PAPERS: Whose = "the paper's"
-OURS: Whose = "ours"
 _BOUNDS = (0.0, 1.0, 2.0)  # sizes of differences in points that others are held against
 _MOST_POINTS = 100.0
 
@@ -108,7 +105,7 @@ class Claim:
     name: str = ""
     text: str = ""  # the claim in a sentence
     compared: str = ""  # what is measured, in words, for a page that shows the bound
-    whose: Whose = "the paper's"
+    ours: bool = False  # though it stands on a page of the paper's
     lines: tuple[str, ...] = ()  # of a table, that it compares
     page: str = ""  # study whose rows decide it
     section: Section | None = None  # of the paper
@@ -148,8 +145,18 @@ class Claim:
         together = alone[0][1] if len(alone) == 1 else self.of(pooled([self._compared(rows) for rows, _, _ in alone]))
         if together.estimate is None:
             return together
-        values = tuple(estimate.value for _, _, estimate in alone)
-        return self._decided(together, Evidence(together.estimate, values, self.bound))
+        values = [estimate.value for _, _, estimate in alone]
+        estimate = over_seeds(together.estimate, values)
+        if self.unit == POINTS:  # accuracies cannot differ by more, which Student's law does not know
+            low, high = max(estimate.interval.low, -_MOST_POINTS), min(estimate.interval.high, _MOST_POINTS)
+            estimate = replace(estimate, interval=Interval(low, high))
+        return replace(
+            together,
+            measured=together.measured._replace(estimate=estimate),
+            side=self.bound.verdict(estimate.interval),
+            seeds=len(values),
+            p=p_value(together.estimate, values, self.bound),
+        )
 
     def with_beside(self, seeds: Iterable[Sequence[Row]]) -> Finding:
         """The same, with what is shown beside it."""
@@ -162,23 +169,6 @@ class Claim:
     def _compared(self, rows: Sequence[Row]) -> list[Row]:
         """Rows without the answers of lines that it does not compare: to pool all of a table's takes a while."""
         return [row for row in rows if not self.lines or not isinstance(row, EvaluationRow) or row.arm in self.lines]
-
-    def _decided(self, together: Finding, evidence: Evidence) -> Finding:
-        """What the evidence says: the interval over seeds, its side and p.
-
-        An interval in points ends where accuracies can differ no more, which Student's does not know.
-        """
-        estimate = over_seeds(evidence.pooled, evidence.seeds)
-        if self.unit == POINTS:
-            low, high = max(estimate.interval.low, -_MOST_POINTS), min(estimate.interval.high, _MOST_POINTS)
-            estimate = replace(estimate, interval=Interval(low, high))
-        return replace(
-            together,
-            measured=together.measured._replace(estimate=estimate),
-            side=self.bound.verdict(estimate.interval),
-            seeds=len(evidence.seeds),
-            p=p_value(evidence),
-        )
 
 
 def _extent(measured: Measured) -> tuple[int, tuple[str, ...], int]:

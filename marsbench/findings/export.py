@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +52,8 @@ def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
 def _same(found: Any, wanted: str) -> bool:
     """Whether a field holds a value given as text; numbers are compared as numbers."""
     if isinstance(found, (int, float)) and not isinstance(found, bool):
-        try:
+        with suppress(ValueError):
             return float(wanted) == found
-        except ValueError:
-            return False
     return str(found) == wanted
 
 

@@ -79,7 +79,7 @@ def ranked(rows: Iterable[Row], wanted: Iterable[Row]) -> Callable[[Row], Any]:
     The root of a row is the first training of its checkpoint's lineage: where a recipe was trained twice, the lines of
     a page are thereby of one lineage, as far as that has them.
     """
-    made = [row for row in rows if isinstance(row, TrainingRow)]
+    made = [row for row in rows if isinstance(row, TrainingRow) and row.checkpoint]
     trainings = {row.checkpoint: row for row in made} | {row.decoded: row for row in made}
 
     def root(row: Row) -> str:

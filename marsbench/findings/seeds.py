@@ -1,6 +1,7 @@
 """Several training seeds put together: rows that stand for all of them."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -24,24 +25,20 @@ def pooled(seeds: Sequence[Sequence[Row]]) -> list[Row]:
     is left out.
     """
     by_place = [{_place(row): row for row in rows if type(row) in _PLACES} for rows in seeds]
-    return [row for place in by_place[0] if (row := _pooled([places.get(place) for places in by_place]))]
+    found = list[Row]()
+    for place in by_place[0]:
+        rows = [row for places in by_place if (row := places.get(place)) is not None and row.status == "done"]
+        if len(rows) == len(by_place):
+            fields = _TOGETHER.get(type(rows[0]), {})
+            with suppress(KeyError, ValueError):  # a name that not all of them have, lists of unequal length
+                together = {name: put([vars(row)[name] for row in rows]) for name, put in fields.items()}
+                found.append(replace(rows[0], **together))
+    return found
 
 
 def _place(row: Row) -> Hashable:
     """What the rows of several seeds have in common, of the kinds that claims read."""
     return row.kind, *[getattr(row, field) for field in _PLACES[type(row)]]
-
-
-def _pooled(rows: Sequence[Row | None]) -> Row | None:
-    """One row for those of all seeds in one place; None where a seed has none, or other values."""
-    known = [row for row in rows if row is not None and row.status == "done"]
-    if len(known) < len(rows):
-        return None
-    fields = _TOGETHER.get(type(known[0]), {})
-    try:
-        return replace(known[0], **{name: put([vars(row)[name] for row in known]) for name, put in fields.items()})
-    except (KeyError, ValueError):  # a name that not all of them have, lists of unequal length
-        return None
 
 
 def _sums(lists: Sequence[Sequence[Any]]) -> list[Any]:
@@ -50,13 +47,6 @@ def _sums(lists: Sequence[Sequence[Any]]) -> list[Any]:
 
 def _means(lists: Sequence[Sequence[Any]]) -> list[float]:
     return [total / len(lists) for total in _sums(lists)]
-
-
-def _scores(seeds: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Other scores of the same answers, averaged; those with several values per question are left out."""
-    nested = {name for scores in seeds for name in scores if any(isinstance(value, list) for value in scores[name])}
-    shared = [name for name in seeds[0] if name not in nested and all(name in scores for scores in seeds)]
-    return {name: _means([scores[name] for scores in seeds]) for name in shared}
 
 
 def _baselines(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -79,7 +69,7 @@ _PLACES: dict[type[Row], tuple[str, ...]] = {
     StepCostRow: (),
 }
 _TOGETHER: dict[type[Row], dict[str, Callable[[Any], Any]]] = {
-    EvaluationRow: {"correct": _means, "emitted": _sums, "forwards": _sums, "others": _scores},
+    EvaluationRow: {"correct": _means, "emitted": _sums, "forwards": _sums, "others": lambda seeds: {}},
     SweepRow: {
         **dict.fromkeys(("emitted", "row_forwards", "seconds"), _sums),
         **{"correct": _means, "baselines": _baselines},

@@ -4,17 +4,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import NamedTuple
 
 import numpy as np
 
 from marsbench.findings.claims import Measured
 from marsbench.findings.in_words import machines, with_interval
 from marsbench.racing.grid import COMPILED_AR
-from marsbench.racing.position_law import PositionLaw, position_law
+from marsbench.racing.position_law import PositionLaw, law_of
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
 from marsbench.statistics.intervals import Estimate, median_ratio, paired_difference, percentiles, resamples
-from marsbench.training.stages import STAGES
 
 A_A = "ar, again"  # `ar` raced against itself under another name
 _SURE = 0.95  # the threshold of the paper's Tables 4 and 5
@@ -65,18 +63,13 @@ class SweepCells:
         return list(dict.fromkeys(row.contender for row in self.rows))
 
     @property
-    def decoded(self) -> list[str]:
-        """The stages that `ar` decodes, and all contenders that name no other checkpoint: one in any one sweep."""
-        return list(dict.fromkeys(row.stage for row in self.rows if row.contender == "ar"))
-
-    @property
     def batch_sizes(self) -> list[int]:
         return sorted({row.batch_size for row in self.rows})
 
     @cached_property
     def law(self) -> PositionLaw | None:
         """What a step costs by its positions."""
-        return position_law(self.step_times) if self.step_times else None
+        return law_of(times.rows, times.window, times.seconds) if (times := self.step_times) else None
 
     @property
     def races(self) -> dict[int, dict[str, SweepRow]]:
@@ -200,24 +193,10 @@ def over_prompts(row: SweepRow, other: SweepRow, *, ended: bool = False) -> Esti
     return Estimate(float(value / beside), percentiles(mine / theirs), count)
 
 
-class Agreement(NamedTuple):
-    """One cell of two sweeps: its speed-up over `ar` in each of them."""
-
-    contender: str
-    batch_size: int
-    first: Estimate
-    second: Estimate
-
-    @property
-    def agrees(self) -> bool:
-        one, other = self.first.interval, self.second.interval
-        return one.low <= other.high and other.low <= one.high
-
-
-def agreement(first: SweepCells, second: SweepCells) -> list[Agreement]:
-    """The cells that both sweeps have numbers of; `ar` itself, which is 1 in both, left out."""
+def agreement(first: SweepCells, second: SweepCells) -> list[tuple[str, int, Estimate, Estimate]]:
+    """Contender, batch size and speed-up over `ar` in either of two sweeps; `ar`, which is 1 in both, left out."""
     return [
-        Agreement(name, size, own, other)
+        (name, size, own, other)
         for (name, size), row in first.done.items()
         if name != "ar" and (own := speed_up(row)) and (other := speed_up(second.done.get((name, size))))
     ]
@@ -230,10 +209,6 @@ def speed_of(row: SweepRow) -> float:
 
 
 # ---- in print ----
-
-
-def in_words(stages: Iterable[str]) -> str:
-    return ", ".join(f"`{name}` ({STAGES[name].summary})" for name in stages)
 
 
 def over(compiled: bool) -> str:

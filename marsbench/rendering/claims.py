@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 from marsbench.findings.cells import PUBLISHED_SCALES
-from marsbench.findings.claims import OURS, POINTS, Claim, Finding, Section, finding, number
+from marsbench.findings.claims import POINTS, Claim, Finding, Section, finding, number
 from marsbench.findings.seeds import BySeed
 from marsbench.presets import preset
 from marsbench.rendering.markdown import paragraphs, table
@@ -94,8 +94,8 @@ def claims_table(found: Iterable[tuple[Sequence[str], str, Finding]], *heads: st
 
 def page_claims(claims: Iterable[Claim], seeds: BySeed, scale: str) -> str:
     found = [one for claim in claims if (one := finding(claim, seeds)).estimate is not None]
-    words = [[f"{'Ours: ' if one.claim.whose == OURS else ''}{one.claim.text}"] for one in found]
-    shown = claims_table([(before, scale, one) for before, one in zip(words, found, strict=True)], "claim")
+    words = [f"{'' if one.claim.papers else 'Ours: '}{one.claim.text}" for one in found]
+    shown = claims_table([([before], scale, one) for before, one in zip(words, found, strict=True)], "claim")
     return paragraphs(shown, untestable(one.claim for one in found))
 
 

@@ -40,51 +40,33 @@ class Bound:
         return cls(low=0.0 - margin)  # no -0.0
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What an interval over seeds is made of, see `over_seeds`, and the bound that it is held against."""
-
-    pooled: Estimate  # of all seeds' answers, with the 95 % interval for the draw of questions alone
-    seeds: tuple[float, ...]  # the value of each seed alone
-    bound: Bound
-
-    @property
-    def gaps(self) -> list[tuple[float, float]]:
-        """How far each bound in question lies from the value, and the 95 % interval of the questions reaches to it."""
-        value, limits, bound = self.pooled.value, self.pooled.interval, self.bound
-        below, above = value - limits.low, limits.high - value
-        if value < bound.low:
-            return [(bound.low - value, above)]
-        if value > bound.high:
-            return [(value - bound.high, below)]
-        return [gap for gap in ((value - bound.low, below), (bound.high - value, above)) if isfinite(gap[0])]
-
-    def decided(self, *, level: float = LEVEL) -> bool:
-        reached = [(gap, reach(side, self.seeds, level=level)) for gap, side in self.gaps]
-        return all(far < gap or (self.bound.closed and far == gap) for gap, far in reached)
-
-    @property
-    def at_bound(self) -> bool:
-        """Whether the effect is the bound itself, so that no interval around it will leave it out."""
-        return not self.bound.closed and any(gap == 0 for gap, _ in self.gaps)
-
-
-def p_value(evidence: Evidence) -> float:
+def p_value(pooled: Estimate, seeds: Sequence[float], bound: Bound) -> float:
     """Two-sided: 1 minus the highest level at which the interval still decides, so p < .05 where the verdict does.
 
-    One bound and one seed make this the p of the normal law; without noise in the questions it is Student's.
+    The interval is that of `over_seeds`. One bound and one seed make this the p of the normal law; without noise in the
+    questions it is Student's.
     """
     from scipy import optimize
 
-    if evidence.at_bound or not all(isfinite(side) for _, side in evidence.gaps):
+    value, below, above = pooled.value, pooled.value - pooled.interval.low, pooled.interval.high - pooled.value
+    # How far each bound in question lies from the value, and the 95 % interval of the questions reaches to it.
+    if value < bound.low:
+        gaps = [(bound.low - value, above)]
+    elif value > bound.high:
+        gaps = [(value - bound.high, below)]
+    else:
+        gaps = [gap for gap in ((value - bound.low, below), (bound.high - value, above)) if isfinite(gap[0])]
+    # Where the effect is the bound itself, no interval around it will leave it out.
+    if not all(isfinite(side) for _, side in gaps) or (not bound.closed and any(gap == 0 for gap, _ in gaps)):
         return 1.0
-    if evidence.decided(level=1 - SMALLEST_P):
-        return SMALLEST_P
 
     def beyond(log_p: float) -> float:
         """How far the interval reaches beyond the bound that is hardest to leave out."""
-        return max(reach(side, evidence.seeds, level=1 - 10**log_p) - gap for gap, side in evidence.gaps)
+        return max((reach(side, seeds, level=1 - 10**log_p) - gap for gap, side in gaps), default=-inf)
 
+    at_widest = beyond(log10(SMALLEST_P))
+    if at_widest < 0 or (bound.closed and at_widest == 0):
+        return SMALLEST_P
     return float(10 ** optimize.brentq(beyond, log10(SMALLEST_P), 0.0, xtol=1e-13))
 
 
