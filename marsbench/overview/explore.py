@@ -16,7 +16,6 @@ from marsbench.line import Line
 from marsbench.overview.index import EXPLORE
 from marsbench.presets import Preset, preset
 from marsbench.rows.kinds import GenerationRow, Row, SweepRow
-from marsbench.statistics.intervals import Estimate
 from marsbench.studies.figure1 import PLAN, is_right
 from marsbench.studies.figure1 import questions as asked
 from marsbench.world import Example
@@ -67,24 +66,31 @@ def _races(collection: Collection) -> list[dict[str, Any]]:
 
 
 def _race(sweep: SweepCells, scale: Preset) -> dict[str, Any]:
-    """The contenders, and for each batch size what each of them came to, relative to every one of them."""
-    races = sweep.races
+    """The contenders, and for each batch size what each of them came to, over each of them; None = no numbers."""
+    races, cells = sweep.races, []
     known = {name: row for race in races.values() for name, row in race.items()}
     rows = {name: known[name] for name in sweep.names if name in known}
+    for race in races.values():
+        here = [race.get(name) for name in rows]
+        laps = [row.lap_speeds if row else [] for row in here]
+        cells.append(
+            [
+                {**_numbers(sweep, row), "over": [_ratio(own, others) for others in laps]} if row else None
+                for row, own in zip(here, laps, strict=True)
+            ]
+        )
     return {
         "sizes": list(races),
         "scores": scale.world is not None,  # a real model of this size answers next to none of its prompts right
         "contenders": [
-            {"name": name, "kind": _kind(row), "compiled": row.compiled, "commands": _commands(row)}
+            {  # colour and filter go by the kind: the method, and whether an adapter drafts
+                "name": name, "kind": f"{row.method}, adapter" if row.is_adapted else row.method,
+                "compiled": row.compiled, "commands": _commands(row),
+            }
             for name, row in rows.items()
         ],
-        "cells": [_cells(sweep, [race.get(name) for name in rows]) for race in races.values()],
-    }
-
-
-def _kind(row: SweepRow) -> str:
-    """What its colour and the filter go by: its method, and whether an adapter drafts."""
-    return f"{row.method}, adapter" if row.is_adapted else row.method
+        "cells": cells,
+    }  # fmt: skip
 
 
 def _commands(row: SweepRow) -> list[str]:
@@ -100,20 +106,13 @@ def _commands(row: SweepRow) -> list[str]:
     return [own, readers]
 
 
-def _cells(sweep: SweepCells, rows: Sequence[SweepRow | None]) -> list[dict[str, Any] | None]:
-    """One batch size: each contender's numbers, and its tokens per second over those of each; None = no numbers."""
-    laps = [row.lap_speeds if row else [] for row in rows]
-    return [
-        {**_numbers(sweep, row), "over": [_ratio(own, others) for others in laps]} if row else None
-        for row, own in zip(rows, laps, strict=True)
-    ]
-
-
 def _numbers(sweep: SweepCells, row: SweepRow) -> dict[str, Any]:
     """`alike` is its speed over `ar` of its own kind, eager or compiled, with its interval; `keeps` whether its
     answers are those of its model, or lose next to nothing against `ar`.
     """
-    percent, cost, like = row.accuracy.times(100), sweep.cost(row), _over_ar(sweep, row)
+    percent, cost, ar = row.accuracy.times(100), sweep.cost(row), sweep.done.get(("ar", row.batch_size))
+    # Over laps, or over prompts where there is one lap alone; of a batch in one lap it is infinite.
+    like = (over_prompts(row, ar) if ar and len(row.seconds) == 1 else None) or speed_up(row)
     limits = {"accuracy": percent.value, "low": percent.interval.low, "high": percent.interval.high}
     speeds = (like.value, like.interval.low, like.interval.high) if like else ()
     return {
@@ -124,12 +123,6 @@ def _numbers(sweep: SweepCells, row: SweepRow) -> dict[str, Any]:
         "prompts": row.prompts,
         "laps": len(row.seconds),
     }
-
-
-def _over_ar(sweep: SweepCells, row: SweepRow) -> Estimate | None:
-    """Its interval is over laps, or over prompts where there is one lap alone; of a batch in one lap it is infinite."""
-    ar = sweep.done.get(("ar", row.batch_size))
-    return (over_prompts(row, ar) if ar and len(row.seconds) == 1 else None) or speed_up(row)
 
 
 def _ratio(laps: Sequence[float], others: Sequence[float]) -> float | None:

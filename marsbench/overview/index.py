@@ -8,9 +8,9 @@ from marsbench.findings.claims import Judged
 from marsbench.findings.collection import Collection
 from marsbench.presets import preset
 from marsbench.rendering import claims as said
-from marsbench.rendering.markdown import filled, paragraphs, table
+from marsbench.rendering.markdown import filled, table
 from marsbench.rendering.sections import reading
-from marsbench.studies import items, studies, study_of
+from marsbench.studies import items, study_of
 from marsbench.studies.study import Study
 
 EXPLORE = "explore.html"
@@ -24,7 +24,6 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
         "tallies": "\n".join(_tallies(judged, collections)),
         "judged": said.HOW_CLAIMS_ARE_JUDGED,
         "reading": reading(collections[0].scale),
-        "caveats": paragraphs(*dict.fromkeys(remark for each in collections for remark in remarks(each))),
         "papers": _table(papers, collections),
         "untestable": said.untestable(entry.claim for entry in known),
         "ours": _table(ours, collections),
@@ -62,11 +61,6 @@ def link_of(study: Study, collection: Collection) -> str:
     link = collection.links.get(study.key, "")
     ending = ".html" if study.page == "explore" else ".md"
     return str(PurePosixPath(link).with_name(study.page + ending)) if link else ""
-
-
-def remarks(collection: Collection) -> list[str]:
-    """What studies have to say of one scale's rows on the pages about the whole paper."""
-    return [told for study in studies().values() if (told := study.remark(collection.of(study.key)))]
 
 
 def _pages(collections: Sequence[Collection]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -216,30 +215,21 @@ def _refusal(study: Study, run: Run, quick: bool) -> list[Row] | UserError | Non
     return [Cells(run).without(asked, reason) for asked, reason in found]
 
 
-def default_jobs(scale: Preset) -> int:
-    """How many processes to work at a time: one per GPU, or one per core where the world's small models are asked."""
+def executor_of(run: Run, *, jobs: int | None = None, cluster: str | None = None) -> Executor:
+    """A cluster, or so many processes here; this process alone where it makes again what is there, as each would.
+
+    Without `jobs`: one process per GPU, or one per core where the world's small models are asked.
+    """
     import torch
 
-    if torch.cuda.is_available():
-        return torch.cuda.device_count()
-    return min(torch.get_num_threads(), _MOST) if scale.world else 1
+    if cluster is not None:
+        from marsbench.executors.cluster import Cluster  # it imports Ray
 
+        return Cluster(cluster, run.workspace.logs)
+    gpus = torch.cuda.device_count()
+    jobs = jobs or gpus or (min(torch.get_num_threads(), _MOST) if run.scale.world else 1)
+    if jobs == 1 or run.existing != "reuse":
+        return Here(run.workspace.logs, run.reporter)
+    from marsbench.executors.local import Local
 
-def executor_of(run: Run, *, jobs: int | None = None, cluster: str | None = None) -> Executor:
-    """Who carries out the work of a run: this process where it makes again what is there, as each would."""
-    jobs = jobs or default_jobs(run.scale)
-    alone = cluster is None and (jobs == 1 or run.existing != "reuse")
-    return Here(run.workspace.logs, run.reporter) if alone else executor_at(run.workspace.logs, jobs, cluster)
-
-
-def executor_at(logs: Path, jobs: int, cluster: str | None = None) -> Executor:
-    """So many processes here, or a cluster."""
-    if cluster is None:
-        import torch
-
-        from marsbench.executors.local import Local
-
-        return Local(jobs, logs, gpus=torch.cuda.device_count(), preload=PRELOAD)
-    from marsbench.executors.cluster import Cluster  # it imports Ray
-
-    return Cluster(cluster, logs)
+    return Local(jobs, run.workspace.logs, gpus=gpus, preload=PRELOAD)

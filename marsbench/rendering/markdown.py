@@ -21,7 +21,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, text: Collectio
     if not rows:
         return ""
     align = ["left" if column in text else "right" for column in range(len(head))]
-    lines = [[_cell(value) for value in row] for row in rows]
+    lines = [[one_line(value).replace("|", "\\|") for value in row] for row in rows]
     return tabulate(lines, headers=head, tablefmt="pipe", disable_numparse=True, colalign=align)
 
 
@@ -43,10 +43,6 @@ def folded(*sections: str) -> str:
     ])  # fmt: skip
 
 
-def _cell(value: str) -> str:
-    return one_line(value).replace("|", "\\|")
-
-
 def filled(package: str, name: str, slots: Mapping[str, str]) -> list[str]:
     """The parts of a layout, which a line `---` parts, with their slots filled.
 
@@ -54,16 +50,13 @@ def filled(package: str, name: str, slots: Mapping[str, str]) -> list[str]:
     heading `##`) where some slots are paragraphs by themselves and all of these are empty. The lines of a paragraph
     become one.
     """
-    text = (resources.files(package) / name).read_text(encoding="utf-8")
-    return [_part(part, slots) for part in text.split("\n---\n")]
-
-
-def _part(part: str, slots: Mapping[str, str]) -> str:
-    blocks = [re.sub(r"\n(?!- |\|)", " ", block) for block in part.strip().split("\n\n")]
-    alone = [slots[block[1:-1]] for block in blocks if _SLOT.fullmatch(block)]
-    if blocks[0].startswith("## ") and alone and not any(alone):
-        return ""
-    return paragraphs(*["\n".join(_lines(block, slots)) for block in blocks])
+    text, parts = (resources.files(package) / name).read_text(encoding="utf-8"), []
+    for part in text.split("\n---\n"):
+        blocks = [re.sub(r"\n(?!- |\|)", " ", block) for block in part.strip().split("\n\n")]
+        alone = [slots[block[1:-1]] for block in blocks if _SLOT.fullmatch(block)]
+        empty = blocks[0].startswith("## ") and alone and not any(alone)
+        parts.append("" if empty else paragraphs(*["\n".join(_lines(block, slots)) for block in blocks]))
+    return parts
 
 
 def _lines(block: str, slots: Mapping[str, str]) -> Iterator[str]:

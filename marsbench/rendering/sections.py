@@ -47,16 +47,16 @@ def about(scale: str, seeds: BySeed) -> str:
 
 def reading(scale: str) -> str:
     """Where it stands how intervals, verdicts and p come about."""
-    return _guide(scale, "How to read the numbers and verdicts", "reading-reports.md#intervals-and-verdicts")
+    return f"[How to read the numbers and verdicts.]({_docs(scale)}/reading-reports.md#intervals-and-verdicts)"
 
 
 def racing(scale: str) -> str:
     """Where it stands how contenders are timed."""
-    return _guide(scale, "How a race is measured", "sweeps.md#how-a-race-is-measured")
+    return f"[How a race is measured.]({_docs(scale)}/sweeps.md#how-a-race-is-measured)"
 
 
-def _guide(scale: str, words: str, place: str) -> str:
-    return f"[{words}.]({'..' if scale == DEFAULT_SCALE else '../..'}/docs/{place})"
+def _docs(scale: str) -> str:
+    return "../docs" if scale == DEFAULT_SCALE else "../../docs"
 
 
 def seeds_in_words(seeds: BySeed) -> str:
@@ -95,31 +95,18 @@ def facts_section(rows: Sequence[Row], how: str) -> str:
     """Command, code and machine behind rows; facts that are empty are left out."""
     known = [row.provenance for row in rows]
     dates = sorted(str(origin["started"]) for origin in known if origin.get("started"))
-    facts = {
-        "command": how,
-        **{name: _few(sorted({*map(read, known)} - {""})) for name, read in _FACTS.items()},
-        "rows from uncommitted changes": _uncommitted(known),
-        "measured": " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else "",
-    }
+    dirty, facts = sum(bool(origin.get("dirty")) for origin in known), {"command": how}
+    for name, read in _FACTS.items():
+        values = sorted({*map(read, known)} - {""})
+        facts[name] = "; ".join(values) if len(values) <= _MANY else f"{values[0]} and {len(values) - 1} others"
+    facts["rows from uncommitted changes"] = f"{dirty} of {len(known)}" if dirty else ""
+    facts["measured"] = " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else ""
     lines = [[name, value] for name, value in facts.items() if value]
     return paragraphs("## How this was made", table(["", ""], lines, text=(0, 1)))
 
 
-def _uncommitted(known: Sequence[Mapping[str, Any]]) -> str:
-    dirty = sum(bool(provenance.get("dirty")) for provenance in known)
-    return f"{dirty} of {len(known)}" if dirty else ""
-
-
-def _few(values: Sequence[str]) -> str:
-    return "; ".join(values) if len(values) <= _MANY else f"{values[0]} and {len(values) - 1} others"
-
-
 def _text(name: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda provenance: str(provenance[name]) if provenance.get(name) is not None else ""
-
-
-def _commit(provenance: Mapping[str, Any]) -> str:
-    return str(provenance.get("commit") or "")[:12]
 
 
 def _hardware(provenance: Mapping[str, Any]) -> str:
@@ -131,7 +118,7 @@ def _hardware(provenance: Mapping[str, Any]) -> str:
 
 
 _FACTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "commit": _commit,
+    "commit": lambda provenance: str(provenance.get("commit") or "")[:12],
     "what differed": _text("differs"),
     "seed": _text("seed"),
     "hardware": _hardware,

@@ -1,9 +1,7 @@
 """Curves: AR SFT and MARS by training steps, from two bases and at two rates, and by the size of the model."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from marsbench.findings.between_lines import more_accurate
 from marsbench.findings.cells import BENCHMARKS, Cells, latest_cells, latest_stages
@@ -51,9 +49,7 @@ def _lines() -> Iterator[Line]:
     lines = AR_SFT, mars("mars", 4), *[mars("mars", 4, tau) for tau in (_SUREST, *_THRESHOLDS)]
     for words, endings in _POINTS.items():
         for ending in endings:
-            for line in [line for line in lines if line.name in _ways(words)]:
-                named: dict[str, Any] = {"name": line.name + ending, "stage": line.stage + ending}
-                yield replace(line, **named, label=f"{line.label}, {words}", published=None, optional=True)
+            yield from (line.of_another_stage(ending, words) for line in lines if line.name in _ways(words))
 
 
 PLAN = TablePlan("curves", "More training and other sizes", tuple(_lines()), questions=QUESTIONS, own="Curves", seed=6)
@@ -183,12 +179,9 @@ def _drawn(rows: Sequence[Row], name: str) -> list[str]:
 
 
 def _draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
-    return [
-        path
-        for name in _FIGURES
-        if (curves := _drawn(rows, name))
-        for path in _figure(rows, curves, reports_dir / f"figures/{PLAN.key}_{name}")
-    ]
+    drawn = {name: curves for name in _FIGURES if (curves := _drawn(rows, name))}
+    stem = f"figures/{PLAN.key}_"
+    return [path for name, curves in drawn.items() for path in _figure(rows, curves, reports_dir / f"{stem}{name}")]
 
 
 def _figure(rows: Sequence[Row], curves: Sequence[str], path_stem: Path) -> list[Path]:

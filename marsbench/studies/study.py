@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marsbench.findings.cells import Cells, latest_cells
-from marsbench.findings.claims import OURS, PAPERS, Claim, Section
+from marsbench.findings.claims import Claim, Section
 from marsbench.findings.in_words import machines
 from marsbench.findings.query import RACED, Query
 from marsbench.findings.seeds import BySeed
@@ -72,7 +72,6 @@ class Study(Item):
     claims: tuple[Claim, ...] = ()  # those that its page shows
     more_claims: tuple[Claim, ...] = ()  # those that its rows decide besides
     prepared: Callable[[Sequence[Row]], Sequence[Row]] = list  # what is worked out of one seed's rows first
-    remark: Callable[[Sequence[Sequence[Row]]], str] = lambda seeds: ""  # for pages on the whole paper; rows by seed
     in_paper: bool = True  # whether it belongs to the reproduction of the whole paper
 
     def __post_init__(self) -> None:
@@ -84,9 +83,8 @@ class Study(Item):
 
     def _placed(self, claim: Claim) -> Claim:
         """A claim as pages on the whole paper list it: one without a section of the paper is ours."""
-        section = None if claim.whose == OURS else claim.section or self.section
-        whose = PAPERS if section else OURS
-        return replace(claim, page=self.key, section=section, whose=whose, prepared=self.prepared)
+        section = None if claim.ours else claim.section or self.section
+        return replace(claim, page=self.key, section=section, prepared=self.prepared)
 
     @property
     def is_made(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from marsbench.findings.between_lines import as_accurate, emits, more_accurate
 from marsbench.findings.cells import AR_OBJECTIVE, MARS_OBJECTIVE, latest_stages, latest_step_cost
-from marsbench.findings.claims import ABSTRACT, OURS, TIMES, Claim, Measured, Section
+from marsbench.findings.claims import ABSTRACT, TIMES, Claim, Measured, Section
 from marsbench.line import Line, TrainedStage
 from marsbench.paper import published
 from marsbench.rendering.figures import differences_figure
@@ -79,12 +79,12 @@ CLAIMS = (
     ),
     _emits(
         "untrained_masks", Bound(high=1.05), "Masks that no training has shown emit nothing", "untuned-masks",
-        whose=OURS,
+        ours=True,
         beside=(("right of what they say, against AR SFT", _more_accurate("untrained_masks_always", "ar_sft")),),
     ),
     _more_accurate(
         "mars_paper", "mars", "Aligned as the equations are printed, MARS keeps more than as released", "alignment",
-        whose=OURS, beside=(("at tau = .95", _more_accurate("mars_paper_95", "mars_95")),),
+        ours=True, beside=(("at tau = .95", _more_accurate("mars_paper_95", "mars_95")),),
     ),
 )  # fmt: skip
 

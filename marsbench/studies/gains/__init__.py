@@ -141,10 +141,6 @@ TABLE9 = TablePage(
 # ---- every rival in the ways that were tried for it: what is best by its own measure stands for it elsewhere ----
 
 
-def _again(line: Line, stage: str, words: str) -> Line:
-    return replace(line, name=stage, label=f"{line.label}, {words}", stage=stage, published=None)
-
-
 _DIFFUSION, _SHIFTED, _NO_SFT = (
     next(line for line in table2.PLAN.lines if line.name == name)
     for name in ("block_diffusion", "block_diffusion_shifted", "mars_no_sft")
@@ -160,10 +156,10 @@ TRIED = TablePage(
         (
             AR_SFT,
             _DIFFUSION,
-            _again(_DIFFUSION, "block_diffusion_4x", "four times the steps"),
+            _DIFFUSION.of_another_stage("_4x", "four times the steps"),
             _SHIFTED,
             _NO_SFT,
-            _again(_NO_SFT, "mars_no_sft_hard", "at the adapter's rate"),
+            _NO_SFT.of_another_stage("_hard", "at the adapter's rate"),
             *[_medusa(stage, 3) for stage in MEDUSAS],
             _DRAFTED,
             _drafted("draft_ar_sft_hard", ", draft at the adapter's rate"),

@@ -4,7 +4,6 @@ The map has MARS from a base trained long or short, fine-tuned gently or hard; t
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -113,18 +112,16 @@ CRITERIA = (
 )  # fmt: skip
 
 
-def _published_in_words(criterion: Claim) -> str:
-    """What the paper's own averages say of a criterion, at its scales; empty where they say nothing."""
-    said, bound = [], criterion.bound
-    for scale, name in PUBLISHED_SCALES.items():
-        if (value := criterion.published(scale)) is not None:
-            where = "" if bound.low <= value <= bound.high else ", outside the bound"
-            said.append(f"{number(value, criterion.unit, signed=criterion.signed)} ({name}{where})")
-    return ", ".join(said)
-
-
 def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
-    return {"tally": tally(seeds), "criteria": _criteria(seeds), "room": _room(seeds)}
+    room = [
+        [BENCHMARKS[name], finding.found, f"{CHANCE.get(name, 0.0):.1f}", finding.side]
+        for name, finding in on_each(seeds).items()
+    ]
+    return {
+        "tally": tally(seeds),
+        "criteria": _criteria(seeds),
+        "room": table(["", "AR SFT", "by chance", BETWEEN], room, text=(0, 3)),
+    }
 
 
 def tally(seeds: BySeed) -> str:
@@ -139,10 +136,14 @@ def tally(seeds: BySeed) -> str:
 def _criteria(seeds: BySeed) -> str:
     lines = []
     for criterion in CRITERIA:
-        found = criterion.over(seeds.values())
+        found, papers = criterion.over(seeds.values()), []
+        for scale, name in PUBLISHED_SCALES.items():
+            if (value := criterion.published(scale)) is not None:
+                where = "" if criterion.bound.low <= value <= criterion.bound.high else ", outside the bound"
+                papers.append(f"{number(value, criterion.unit, signed=criterion.signed)} ({name}{where})")
         counts = ["n/a", "n/a"] if found.estimate is None else [f"{found.estimate.n:,}", str(found.seeds)]
         line = [criterion.text, tested(criterion), found.found, *counts]
-        lines.append([*line, found.side, _published_in_words(criterion)])
+        lines.append([*line, found.side, ", ".join(papers)])
     (enough, first), (near, second) = room_on_enough(seeds), above_chance(seeds)
     reach = "benchmarks whose interval reaches down to chance"
     lines[3:3] = [  # they belong to the third
@@ -151,14 +152,6 @@ def _criteria(seeds: BySeed) -> str:
     ]
     head = ["criterion", "tested", "result", "questions or texts", "seeds", "outcome", "the paper"]
     return table(head, lines, text=(0, 1, 5, 6))
-
-
-def _room(seeds: BySeed) -> str:
-    lines = [
-        [BENCHMARKS[name], finding.found, f"{CHANCE.get(name, 0.0):.1f}", finding.side]
-        for name, finding in on_each(seeds).items()
-    ]
-    return table(["", "AR SFT", "by chance", BETWEEN], lines, text=(0, 3))
 
 
 STUDY = Study(
@@ -187,15 +180,11 @@ _B4, _B16 = mars_name("mars", 4, _SURE), mars_name("mars", 16, _SURE)
 _LINES = AR_SFT, mars("mars", 4), *[mars("mars", size, _SURE) for size in BLOCK_SIZES], mars("mars_no_sft", 4)
 
 
-def _at(line: Line, ending: str) -> Line:
-    return replace(
-        line, name=line.name + ending, label=f"{line.label}, {CORNERS[ending]}", stage=line.stage + ending,
-        published=None, optional=True,
-    )  # fmt: skip
-
-
 MAP_PLAN = TablePlan(
-    "map", "Where MARS pays", tuple(_at(line, ending) for ending in CORNERS for line in _LINES), own="Map"
+    "map",
+    "Where MARS pays",
+    tuple(line.of_another_stage(ending, words) for ending, words in CORNERS.items() for line in _LINES),
+    own="Map",
 )
 
 

@@ -25,7 +25,7 @@ from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.page import laid_out
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.statistics.intervals import Estimate
-from marsbench.studies.speedup.claims import BESTS, TABLE5_SECTION, TABLE6_SECTION, decoded_by_the_sweep, speed_claims
+from marsbench.studies.speedup.claims import BESTS, TABLE5_SECTION, TABLE6_SECTION, speed_claims
 from marsbench.studies.speedup.tables import AR_SFT, table5, table6
 from marsbench.studies.study import Item, Study
 from marsbench.training.stages import STAGES
@@ -34,22 +34,34 @@ _SMALL = " These are models of a million parameters or less; they test the mecha
 
 
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
-    sweep = SweepCells.of(rows)
+    sweep, same = SweepCells.of(rows), ""
+    if found := same_as_sft(sweep):
+        same = (
+            f"Verified MARS gives its checkpoint's own AR tokens: {found[0]} of {found[1]} answers are those of AR "
+            "SFT, the model before MARS training."
+        )
+    again = {size: ratio for size in sweep.batch_sizes if (ratio := speed_up(sweep.done.get((A_A, size))))}
+    fair = ", ".join(f"{printed_ratio(ratio)} at batch {size}" for size, ratio in again.items())
     return {
         "claims": page_claims(STUDY.claims, seeds, scale),
         "answer": _answer(sweep),
-        "decoded": decoded_by_the_sweep([rows]),
-        "same": _same_as_sft(sweep),
+        "decoded": _decoded(sweep),
+        "same": same,
         "small": _SMALL if preset(scale).world else "",
         "contenders": _contenders(sweep),
         **table5(sweep.eager),  # without a cache, and with this one, steps have no fixed shape to be compiled
         **table6(sweep),
         "steps": _steps(sweep),
-        "fair": _fair(sweep),
+        "fair": f"`ar` under another name over `ar`, which must hold 1: {fair}." if fair else "",
     }
 
 
-# ---------------------------------------------------------------------- the answer
+def _decoded(sweep: SweepCells) -> str:
+    """A note where the sweep decodes another checkpoint than the tables."""
+    stages = sorted({row.stage for row in sweep.rows if row.contender == "ar"})
+    said = ", ".join(f"`{name}` ({STAGES[name].summary})" for name in stages)
+    about = f"Claims on speed and on speculative decoding are about {said}; the tables are about `mars`."
+    return "" if stages in ([], ["mars"]) else about
 
 
 def _answer(sweep: SweepCells) -> str:
@@ -68,16 +80,19 @@ def _answer(sweep: SweepCells) -> str:
     return table(["", *sweep.heads], lines)
 
 
-# ---------------------------------------------------------------------- every contender
-
-
 def _contenders(sweep: SweepCells) -> str:
-    held_against: dict[str, list[str]] = {}  # baseline -> contenders
+    """Contenders with their speeds, those held against compiled `ar` apart; of settings of one method, the fastest."""
+    tables, best = dict[str, list[list[str]]](), _fastest_of_each(sweep)
     for baseline, name in dict.fromkeys((baseline_of(row), row.contender) for row in sweep.rows):
-        held_against.setdefault(baseline, []).append(name)
-    tables = [_all_over(sweep, baseline == COMPILED_AR, names) for baseline, names in held_against.items()]
+        cells, lines = sweep.by_batch(name), tables.setdefault(baseline, [])
+        if name in best and (first := next(filter(None, cells), None)):
+            speeds = [printed_speed_up(row).partition(" ")[0] if row else "-" for row in cells]
+            accuracy = f"{100 * first.accuracy.value:.1f}"
+            lines.append([name, *speeds, f"{first.tokens_per_forward:.2f}", accuracy, _as_ar(sweep, first)])
+    heads = [*sweep.heads, "tokens/forward", "right, %", "as its `ar`"]
+    shown = [table([f"tokens/s {over(name == COMPILED_AR)}", *heads], lines) for name, lines in tables.items()]
     failed = {row.contender: why_none(row) for row in sweep.rows if row.status != "done"}
-    return paragraphs(*tables, "\n".join(f"- {name}: {why}" for name, why in failed.items()))
+    return paragraphs(*shown, "\n".join(f"- {name}: {why}" for name, why in failed.items()))
 
 
 def _fastest_of_each(sweep: SweepCells) -> set[str]:
@@ -87,20 +102,6 @@ def _fastest_of_each(sweep: SweepCells) -> set[str]:
         kind = size, row.method, row.stage, row.compiled, row.options.get("cache_block")
         found[kind] = max(found.get(kind, row), row, key=speed_of)
     return {row.contender for (size, *_), row in found.items() if size == min(sweep.batch_sizes)}
-
-
-def _all_over(sweep: SweepCells, compiled: bool, names: Sequence[str]) -> str:
-    """Contenders with their speeds; of the settings of one method, those that are fastest at a batch size."""
-    lines, best = [], _fastest_of_each(sweep)
-    for name in names:
-        cells = sweep.by_batch(name)
-        if name not in best or not (first := next(filter(None, cells), None)):
-            continue
-        speeds = [printed_speed_up(row).partition(" ")[0] if row else "-" for row in cells]
-        accuracy = f"{100 * first.accuracy.value:.1f}"
-        lines.append([name, *speeds, f"{first.tokens_per_forward:.2f}", accuracy, _as_ar(sweep, first)])
-    head = [f"tokens/s {over(compiled)}", *sweep.heads, "tokens/forward", "right, %", "as its `ar`"]
-    return table(head, lines)
 
 
 def _as_ar(sweep: SweepCells, row: SweepRow) -> str:
@@ -118,26 +119,10 @@ def _model_of(name: str) -> str | None:
     return STAGES[name].parent if STAGES[name].objective in ("medusa", "gated") else name
 
 
-def _fair(sweep: SweepCells) -> str:
-    """`ar` raced against itself under another name, which must not differ from it."""
-    found = {size: ratio for size in sweep.batch_sizes if (ratio := speed_up(sweep.done.get((A_A, size))))}
-    shown = ", ".join(f"{printed_ratio(ratio)} at batch {size}" for size, ratio in found.items())
-    return f"`ar` under another name over `ar`, which must hold 1: {shown}." if shown else ""
-
-
 def same_as_sft(sweep: SweepCells) -> tuple[int, int] | None:
     """How many answers of MARS by AR decoding are those of AR SFT, which it goes on from, and of how many."""
     row = next((row for row in sweep.rows if row.contender == "ar" and AR_SFT in row.same_as), None)
     return (row.same_as[AR_SFT], row.prompts) if row else None
-
-
-def _same_as_sft(sweep: SweepCells) -> str:
-    if (found := same_as_sft(sweep)) is None:
-        return ""
-    return (
-        f"Verified MARS gives its checkpoint's own AR tokens: {found[0]} of {found[1]} answers are those of AR SFT, "
-        "the model before MARS training."
-    )
 
 
 def _steps(sweep: SweepCells) -> str:
@@ -148,9 +133,6 @@ def _steps(sweep: SweepCells) -> str:
     alone = law.seconds_at(1)
     costs = ["steps of `ar` for one row", *[f"{law.seconds_at(count) / alone:.2f}" for count in shown]]
     return table(["positions in a step", *map(str, shown)], [costs])
-
-
-# ---------------------------------------------------------------------- the figure
 
 
 def _draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
@@ -189,7 +171,6 @@ STUDY = Study(
     sections=laid_out(__package__, slots),
     figures=_draw,
     claims=tuple(speed_claims()),
-    remark=decoded_by_the_sweep,
     holds=(
         Item(
             key="table5", name="Table 5", asks="how fast by the clock is the block-level cache, by batch size?",

@@ -4,14 +4,14 @@ A claim is measured on a sweep, as a number with its interval, or None where the
 are the paper's.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import sub, truediv
 from typing import Any, NamedTuple, TypeVar
 
-from marsbench.findings.claims import ABSTRACT, OURS, POINTS, TIMES, TOKENS, Claim, Section
-from marsbench.findings.sweep import SweepCells, faster, in_words, on_sweep, speed_up
-from marsbench.rows.kinds import Row, SweepRow
+from marsbench.findings.claims import ABSTRACT, POINTS, TIMES, TOKENS, Claim, Section
+from marsbench.findings.sweep import SweepCells, faster, on_sweep, speed_up
+from marsbench.rows.kinds import SweepRow
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Answers, Estimate, difference, paired_difference, speed_difference
 from marsbench.studies.lines import BATCH_SIZES
@@ -84,14 +84,6 @@ def _right_per_second(low: SweepRow, high: SweepRow) -> Estimate | None:
     one, other = (sum(row.correct) / sum(row.emitted) for row in (low, high))
     ratio = faster(low, high)
     return ratio.times(one / other) if ratio and other else None
-
-
-def decoded_by_the_sweep(seeds: Sequence[Sequence[Row]]) -> str:
-    """A note where the sweep decodes another checkpoint than the tables; an entry of `seeds` holds the rows of one."""
-    stages = sorted({stage for rows in seeds for stage in SweepCells.of(rows).decoded})
-    if stages in ([], ["mars"]):
-        return ""
-    return f"Claims on speed and on speculative decoding are about {in_words(stages)}; the tables are about `mars`."
 
 
 # ---- Table 5: the block-level cache ---------------------------------------------------------------------------------
@@ -202,9 +194,6 @@ class Best(NamedTuple):
     claimed: str  # what it is, where it is claimed to be faster than AR
     shown: str  # the same in the page's first table
 
-    def over_ar(self, sweep: SweepCells, batch_size: int) -> Estimate | None:
-        return sweep.over_ar_alike(self.find(sweep, batch_size))
-
 
 BESTS = {
     "mars-95": Best(SweepCells.sure_mars, "MARS at tau = .95", "`mars` at tau = .95"),
@@ -221,11 +210,12 @@ BESTS = {
 def _best_settings() -> Iterator[Claim]:
     """Ours: the fastest setting of a kind over AR for one row, and beside it for more."""
 
+    def over_ar(sweep: SweepCells, best: Best, size: int) -> Estimate | None:
+        return sweep.over_ar_alike(best.find(sweep, size))
+
     alone, *others = SERVED
     for name, best in BESTS.items():
-        at = {size: partial(best.over_ar, batch_size=size) for size in SERVED}
+        at = {size: partial(over_ar, best=best, size=size) for size in SERVED}
         beside = tuple(_shown(f"batch {size}", at[size], compiled=True) for size in others)
-        yield _claim(
-            at[alone], _ABOVE_1, name, f"{best.claimed} is faster than AR (batch {alone})", compiled=True,
-            whose=OURS, beside=beside,
-        )  # fmt: skip
+        text = f"{best.claimed} is faster than AR (batch {alone})"
+        yield _claim(at[alone], _ABOVE_1, name, text, compiled=True, ours=True, beside=beside)

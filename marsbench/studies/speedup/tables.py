@@ -1,6 +1,5 @@
 """The paper's Tables 5 and 6, rebuilt from a sweep, beside the paper's own numbers."""
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from marsbench.findings.in_words import signed_number, with_interval
@@ -30,14 +29,9 @@ def table5(sweep: SweepCells) -> dict[str, str]:
     lines.append(["accuracy in %", *accuracies])  # of the largest batch
     papers = {size: {**published5(size, "mars-no-cache"), **published5(size)} for size in BATCH_SIZES}
     shown = [[str(size), *[f"{speed:g}" for speed in speeds.values()]] for size, speeds in papers.items()]
-    return {
-        "table5": table(_by_block(sorted(cached)), lines),
-        "published5": table(_by_block([block for block in papers[BATCH_SIZES[0]] if block]), shown),
-    }
-
-
-def _by_block(blocks: Iterable[int]) -> list[str]:
-    return ["batch", "no cache", *[f"B_cache {block}" for block in blocks]]
+    heads = sorted(cached), [block for block in papers[BATCH_SIZES[0]] if block]
+    ours, theirs = (["batch", "no cache", *[f"B_cache {block}" for block in blocks]] for blocks in heads)
+    return {"table5": table(ours, lines), "published5": table(theirs, shown)}
 
 
 def published5(batch_size: int, method: str = "mars-block-cache", scale: str = PAPERS_SCALE) -> dict[int, float]:
@@ -78,24 +72,18 @@ def table6(sweep: SweepCells) -> dict[str, str]:
     for size in sweep.batch_sizes:
         for compiled in (False, True):
             known = [(line, row) for line in TABLE6 if (row := line.row(sweep, size, compiled=compiled))]
-            if known:
-                lines = [_table6_line(sweep, line, row, known[0][1]) for line, row in known]
+            lines = []
+            for line, row in known:
+                gained = sweep.gain(row, sweep.done.get((AR_SFT, size)))
+                tokens, round_ms = f"{row.tokens_per_forward:.2f}", f"{row.ms_per_forward:.2f}"
+                ratio = f"{row.tokens_per_second / known[0][1].tokens_per_second:.2f}"
+                points = with_interval(gained, 1, signed=True) if gained else ""
+                lines.append([line.words, tokens, round_ms, printed_speed_up(row), ratio, points])
+            if lines:
                 head = ["", "tokens/target forward", "ms/round", f"tokens/s {over(compiled)}"]
                 head += ["over AR SFT by AR SFT", "points gained [95 %]"]
                 parts += [f"Batch size {size}{', compiled' if compiled else ''}:", table(head, lines)]
     return {"table6": paragraphs(*parts), "published6": _published6() if parts else ""}
-
-
-def _table6_line(sweep: SweepCells, line: Pairing, row: SweepRow, first: SweepRow) -> list[str]:
-    gained = sweep.gain(row, sweep.done.get((AR_SFT, row.batch_size)))
-    return [
-        line.words,
-        f"{row.tokens_per_forward:.2f}",
-        f"{row.ms_per_forward:.2f}",
-        printed_speed_up(row),
-        f"{row.tokens_per_second / first.tokens_per_second:.2f}",
-        with_interval(gained, 1, signed=True) if gained else "",
-    ]
 
 
 def _published6() -> str:
