@@ -328,7 +328,7 @@ def test_both_schemes_can_be_read(browser: Any, text: str, tmp_path: Path, schem
 
 
 def test_a_table_holds_what_the_rows_come_to(tmp_path: Path) -> None:
-    """Guards against exports of raw laps alone, from which every reader works out speed-ups of his own."""
+    """Guards against exports of raw laps alone, a training that seems to have an accuracy, and a cell without one."""
     rows = page_rows("speedup")
     table = pd.read_csv(export(rows, tmp_path / "speed.csv"))
     for row, line in zip(rows, table.to_dict("records"), strict=True):
@@ -340,10 +340,6 @@ def test_a_table_holds_what_the_rows_come_to(tmp_path: Path) -> None:
         assert line["speed_up_low"] <= line["speed_up"] <= line["speed_up_high"]
         assert line["accuracy"] == pytest.approx(sum(row.correct) / len(row.correct))
         assert line["tokens_per_second"] == pytest.approx(sum(row.emitted) / sorted(row.seconds)[len(row.seconds) // 2])
-
-
-def test_every_kind_of_row_has_its_columns_or_none() -> None:
-    """Guards against a training that seems to have an accuracy, and a cell without one."""
     for row in page_rows("table9"):
         found = derived(row)
         if isinstance(row, TrainingRow):

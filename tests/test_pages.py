@@ -71,8 +71,6 @@ def test_numbers_and_claims_are_of_their_lines(page: TablePage) -> None:
         average = 100 * mean(mean(row.correct) for row in own)
         tokens = mean(sum(row.emitted) / sum(row.forwards) for row in own)
         assert shown[1 + len(own)].startswith(f"{average:.1f} ") and shown[2 + len(own)].startswith(f"{tokens:.2f} ")
-    rows = rows_of(page)
-    cells = latest_cells(rows)
     for claim in page.claims:
         found = claim.of(rows)
         assert found.estimate is not None and set(claim.lines) <= {line.name for line in page.plan.lines}
@@ -166,16 +164,8 @@ def points(*right: tuple[int, int]) -> list[Row]:
     """A curve: at each of its steps, so many of its questions right by AR SFT and by every line of MARS."""
     found = list[Row]()
     for place, (ending, (ar, mars)) in enumerate(zip(ENDINGS, right, strict=False)):
-        size = {
-            "checkpoint": f"trained{ending}",
-            "block_size": 4,
-            "steps": 800 * 2**place,
-            "parameters": 900_000,
-            "tokens": 1,
-            "seconds": 1.0,
-            "loss": 1.0,
-        }
-        found.append(TrainingRow(f"training{ending}", "done", "", "mini", stage=f"mars{ending}", **size))
+        said = f"mars{ending}", 4, 900_000, 800 * 2**place, 1, 1.0, 1.0
+        found.append(TrainingRow(f"training{ending}", "done", "", "mini", *said, checkpoint=f"trained{ending}"))
         for line in curves.PLAN.lines:
             if line.stage in (f"ar_sft{ending}", f"mars{ending}"):
                 count = ar if line.method == "ar" else mars
