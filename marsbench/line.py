@@ -77,7 +77,7 @@ class Line:
         name = f"{self.name}, compiled"
         return replace(self, name=name, label=name, compiled=True)
 
-    def of_another_stage(self, ending: str, words: str) -> Line:
+    def of_another_stage(self, ending: str, words: str) -> "Line":
         """The line on the stage whose name ends so; pages leave it out where it has no rows."""
         named = {"name": self.name + ending, "label": f"{self.label}, {words}", "stage": self.stage + ending}
         return replace(self, **named, published=None, optional=True)  # type: ignore[arg-type]
