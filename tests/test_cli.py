@@ -310,7 +310,6 @@ def test_rows_say_how_threads_waited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = str(ROOT / "results" / "mini" / "ar_sft.jsonl")
-SWEEP = str(ROOT / "results" / "mini" / "sweep.jsonl")
 DECODE = ["decode", "--prompt-ids", "prompts.jsonl"]
 SCORE = ["score", "--benchmark"]
 DISTILL = ["distill", "--checkpoint", "ar_sft", "--prompts", "asked.jsonl", "--out", "chats.jsonl"]
@@ -459,7 +458,6 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "results: no match to write": (["results", ROWS, "--where", "method=magic", "--out", "o.csv"], "no row"),
     "results: a field that there is not": (["results", ROWS, "--where", "colour=red"], "benchmark"),
     "results: output is a folder": (["results", ROWS, "--out", "data.csv/.."], "kind of file"),
-    "results: two that share no cell": (["results", ROWS, "--against", SWEEP], "in common"),
     "score: answers of another benchmark": ([*SCORE, "mini_gsm8k", "--responses", "answers.jsonl"], "line 1"),
     "score: output is a folder": ([*SCORE, "mini_bbh", "--responses", "right.jsonl", "--out", "data"], "folder"),
     "score: no such file": ([*SCORE, "mini_bbh", "--responses", "nowhere.jsonl"], "nowhere.jsonl"),

@@ -261,7 +261,7 @@ def test_a_stream_says_that_it_is_alive() -> None:
 
 
 def test_routes_that_clients_look_for() -> None:
-    """Guards against models not found by name, a local path told, HEAD refused, and a description that lags behind."""
+    """Guards against models not found by name, a local path told, and HEAD refused."""
     status, _, raw = ask(None, "/v1/models/micro", "GET")
     assert status == 200 and json.loads(raw)["id"] == "micro" and b"secret" not in raw
     assert b"secret" not in ask(None, "/v1/models", "GET")[2] and ask(None, "/v1/models/other", "GET")[0] == 404
@@ -269,11 +269,6 @@ def test_routes_that_clients_look_for() -> None:
     for path in ("/health", "/ping", "/v1/models", "/metrics"):
         assert ask(None, path, "HEAD")[0] == 200
     assert ask(None, AT, "HEAD")[0] == 405
-    found = json.loads(ask(None, "/openapi.json", "GET")[2])
-    assert {"/v1/chat/completions", "/v1/completions", "/v1/speed", "/health", "/metrics"} <= {*found["paths"]}
-    schema = found["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    named = found["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
-    assert "prompt" in named["required"] and "threshold" in named["properties"]
 
 
 async def paused(client: EngineClient, body: Any) -> tuple[float, bytes]:
@@ -425,14 +420,12 @@ def test_what_is_no_json_names_no_field(body: bytes) -> None:
     assert status == 400 and json.loads(raw)["error"]["param"] is None
 
 
-def test_numbers_and_brackets_of_any_length() -> None:
-    """Guards against a traceback, and seconds, for a number of thousands of digits, brackets in a text that count."""
+def test_numbers_of_any_length() -> None:
+    """Guards against a traceback, and seconds, for a number of thousands of digits."""
     long = b"9" * 100_000
     for body in (b'{"prompt":"a","max_tokens":%b}', b'{"prompt":"a","seed":-%b}', b'{"prompt":[%b]}',
                  b'{"prompt":"a","temperature":%b}', b'{"prompt":"a","logit_bias":%b}'):  # fmt: skip
         assert ask(body.replace(b"%b", long))[0] == 400
-    text = '[{:\\" ' * 150_000
-    assert b"this model's context" in ask({"prompt": text})[2]
 
 
 @cache

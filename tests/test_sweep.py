@@ -25,7 +25,7 @@ from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
 from marsbench.findings.export import export, frame, matching, merged
-from marsbench.findings.sweep import SweepCells, agreement
+from marsbench.findings.sweep import SweepCells
 from marsbench.line import Line
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.methods.carried import carried_over
@@ -467,21 +467,11 @@ def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> N
         export(whole, tmp_path / "rows.xls")
 
 
-def test_agreement_is_overlap(swept: Path) -> None:
-    """Guards against two runs that agree because they are compared with themselves, or by chance."""
-    sweep = SweepCells.of(Workspace(swept, "micro").rows)
-    cells = agreement(sweep, sweep)
-    assert cells and "ar" not in {name for name, *_ in cells}
-    assert all(first.interval.overlaps(second.interval) for *_, first, second in cells)
-    assert not Interval(50, 60).overlaps(Interval(1, 2)) and not Interval(1, 2).overlaps(Interval(50, 60))
-
-
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
         ("plan --sweep --scale micro", "32 cells"),
         ("results STORE --where batch_size=4", "speculative"),
-        ("results STORE --against STORE", "100.0% of"),
         ("tune --scale micro --output OUTPUT --batch-size 2 --prompts 6 --positions 8", "at batch size 2"),
     ],
 )

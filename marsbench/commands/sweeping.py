@@ -58,9 +58,6 @@ def results(
         list[str] | None, typer.Option(help="FIELD=VALUE that rows must have, such as method=mars; several times.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the rows: FILE.csv, FILE.parquet or FILE.jsonl.")] = None,
-    against: Annotated[
-        Path | None, typer.Option(help="Another run of the same sweep: do the speed-ups of the two agree?")
-    ] = None,
 ) -> None:
     """Merge rows of several files, filter them, and export them for other tools.
 
@@ -68,29 +65,8 @@ def results(
     `options.threshold` and `provenance.commit`. Without --out, prints a summary of the rows.
     """
     from marsbench.findings.export import export, matching, merged
-    from marsbench.rows.store import read_rows
 
     rows = matching(merged(files), where or [])
-    if against is not None:
-        from marsbench.findings.in_words import with_interval
-        from marsbench.findings.sweep import SweepCells, agreement
-
-        cells = agreement(SweepCells.of(rows), SweepCells.of(matching(read_rows(against), where or [])))
-        if not cells:
-            raise UserError(
-                "the two have no cell of a sweep in common", where=str(against),
-                fix="give the rows of two sweeps of one grid, as in results/mini/sweep.jsonl",
-            )  # fmt: skip
-        agree = [first.interval.overlaps(second.interval) for _, _, first, second in cells]
-        lines = [
-            (name, str(size), with_interval(first, 2), with_interval(second, 2), "yes" if alike else "no")
-            for (name, size, first, second), alike in zip(cells, agree, strict=True)
-        ]
-        columns = ("contender", "batch size", "first", "second", "agree")
-        shared.print_table("speed-up over ar in two runs", columns, lines)
-        share = sum(agree) / len(cells)
-        typer.echo(f"{share:.1%} of {len(cells)} cells agree: their intervals overlap")
-        return
     if out is not None:
         typer.echo(f"wrote {len(rows):,} rows to {export(rows, out)}")
         return

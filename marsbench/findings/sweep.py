@@ -193,15 +193,6 @@ def over_prompts(row: SweepRow, other: SweepRow, *, ended: bool = False) -> Esti
     return Estimate(float(value / beside), percentiles(mine / theirs), count)
 
 
-def agreement(first: SweepCells, second: SweepCells) -> list[tuple[str, int, Estimate, Estimate]]:
-    """Contender, batch size and speed-up over `ar` in either of two sweeps; `ar`, which is 1 in both, left out."""
-    return [
-        (name, size, own, other)
-        for (name, size), row in first.done.items()
-        if name != "ar" and (own := speed_up(row)) and (other := speed_up(second.done.get((name, size))))
-    ]
-
-
 def speed_of(row: SweepRow) -> float:
     """The speed-up over eager `ar`, which all of a race have in common, 0 where there is none."""
     found = speed_up(row, "ar")

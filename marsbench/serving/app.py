@@ -19,16 +19,20 @@ from marsbench import __version__
 from marsbench.serving.answers import Answers, Completion
 from marsbench.serving.engine_client import EngineClient
 from marsbench.serving.guards import EventStream, Guard, Json, answer, is_local, until_gone
-from marsbench.serving.settings import Settings
 from marsbench.serving.wire import ApiError, ChatRequest, CompletionRequest, SpeedRequest, read
-
-_BODIES = {
-    "/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest, "/v1/speed": SpeedRequest
-}  # fmt: skip
 
 
 def build(engine: EngineClient, say: Callable[[str], object] = print) -> Starlette:
-    routes = Routes(engine)
+    routes, settings = Routes(engine), engine.settings
+    names = ["localhost", "127.0.0.1", "::1", "[::1]", settings.host, *settings.allowed_host]
+    if not is_local(settings.host) and not settings.allowed_host:
+        names = ["*"]
+    doors = [Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)]
+    if settings.cors_origin:
+        doors.append(Middleware(
+            CORSMiddleware, allow_origins=settings.cors_origin, allow_methods=["GET", "POST", "PUT"],
+            allow_headers=["*"], expose_headers=["X-Request-Id", "Retry-After"],
+        ))  # fmt: skip
     return Starlette(
         routes=[
             Route("/v1/chat/completions", routes.chat_completions, methods=["POST"]),
@@ -41,25 +45,11 @@ def build(engine: EngineClient, say: Callable[[str], object] = print) -> Starlet
             Route("/ping", routes.health),
             Route("/version", routes.version),
             Route("/metrics", routes.metrics),
-            Route("/openapi.json", routes.described),
-            Route("/", routes.look, include_in_schema=False),
+            Route("/", routes.look),
         ],
-        middleware=[*_doors(engine.settings), Middleware(Guard, engine.settings, say)],
+        middleware=[*doors, Middleware(Guard, settings, say)],
         exception_handlers=dict.fromkeys((ApiError, HTTPException, ClientDisconnect, Exception), _explained),
     )
-
-
-def _doors(settings: Settings) -> list[Middleware]:
-    names = ["localhost", "127.0.0.1", "::1", "[::1]", settings.host, *settings.allowed_host]
-    if not is_local(settings.host) and not settings.allowed_host:
-        names = ["*"]
-    middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)]
-    if settings.cors_origin:
-        middleware.append(Middleware(
-            CORSMiddleware, allow_origins=settings.cors_origin, allow_methods=["GET", "POST", "PUT"],
-            allow_headers=["*"], expose_headers=["X-Request-Id", "Retry-After"],
-        ))  # fmt: skip
-    return middleware
 
 
 async def _explained(_: Request, error: Exception) -> Response:
@@ -141,19 +131,6 @@ class Routes:
         body = msgspec.structs.asdict(read(await request.body(), SpeedRequest))
         self._engine.turn(**{name: value for name, value in body.items() if value is not None})
         return await self.speed(request)
-
-    async def described(self, request: Request) -> Response:
-        """All of this, in OpenAPI's words."""
-        refs, schemas = msgspec.json.schema_components(_BODIES.values(), ref_template="#/components/schemas/{name}")
-        bodies, paths = dict(zip(_BODIES, refs, strict=True)), dict[str, dict[str, Any]]()
-        for route in request.app.routes:
-            for method in sorted((route.methods or {*()}) - {"HEAD"} if route.include_in_schema else ()):
-                said = {"summary": route.endpoint.__doc__, "responses": {"200": {"description": "an answer"}}}
-                if method != "GET":
-                    said["requestBody"] = {"content": {"application/json": {"schema": bodies[route.path]}}}
-                paths.setdefault(route.path.replace(":path", ""), {})[method.lower()] = said
-        about = {"title": "marsbench", "version": __version__}
-        return Json({"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": schemas}})
 
     async def look(self, _: Request) -> Response:
         """A chat with the knob beside it."""
