@@ -26,7 +26,7 @@ from marsbench.serving.engine_client import EngineClient
 from marsbench.serving.guards import RequestLog, is_local
 from marsbench.serving.messages import Cancel, Ending, Job, Likelihood, Ready, Report, State
 from marsbench.serving.settings import Settings
-from marsbench.serving.text import Stops, Vocabulary, Writer
+from marsbench.serving.text import Vocabulary, Writer
 from marsbench.training.tokenizer import CHAT_TEMPLATE, build_tokenizer
 
 TOKENIZER = build_tokenizer(300, texts=50)
@@ -467,45 +467,25 @@ def cut_at(text: str, stops: list[str]) -> str:
     return text
 
 
+WORDS = st.one_of(st.text(max_size=20), st.text("ab", max_size=20))  # in the latter, stop strings overlap
 IDS = st.one_of(
     st.lists(st.integers(0, 299), max_size=40),  # bytes of characters that never end among them
-    st.text(max_size=20).map(lambda text: list(TOKENIZER(text, add_special_tokens=False).input_ids)),
+    WORDS.map(lambda text: list(TOKENIZER(text, add_special_tokens=False).input_ids)),
 )
+STOPS = st.text("ab", min_size=1, max_size=4) | st.text("abcdé ", min_size=1, max_size=3) | st.sampled_from("€\nt")
 
 
-@settings(deadline=None)
-@given(IDS, st.lists(st.integers(0, 100)))
-@example(list("€".encode()), [1, 2])
-def test_text_in_portions_is_the_text(ids: list[int], cuts: list[int]) -> None:
-    """Guards against characters that are broken where a forward ends, doubled, or lost at the end."""
-    writer = Writer(vocabulary())
-    sent = [writer.write(portion) for portion in portions(ids, cuts)]
-    assert "".join([*sent, writer.close()]) == text_of(ids)
-    assert writer.used == len(ids)
-
-
-@settings(deadline=None)
-@given(
-    IDS, st.lists(st.integers(0, 100)),
-    st.lists(st.one_of(st.text("abcdé ", min_size=1, max_size=3), st.sampled_from(["€", "\n", "the"])), max_size=3),
-)  # fmt: skip
-def test_stop_strings_cut_alike_in_all_portions(ids: list[int], cuts: list[int], stops: list[str]) -> None:
-    """Guards against a stop string that is missed across tokens, and text behind it that is sent all the same."""
-    writer = Writer(vocabulary(), stops)
-    sent = "".join([*(writer.write(portion) for portion in portions(ids, cuts)), writer.close()])
-    assert sent == cut_at(text_of(ids), stops)
-
-
-@given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
-def test_nothing_of_a_stop_string_is_ever_sent(pieces: list[str], stops: list[str]) -> None:
-    """Guards against the beginning of a stop string that is sent before its end has come."""
-    writer, sent, text = Stops(stops), "", ""
-    for piece in pieces:
-        text += piece
-        sent += writer.write(piece)
-        assert cut_at(text, stops).startswith(sent)
-        assert writer.found == (cut_at(text, stops) != text)
-    assert sent + writer.close() == cut_at(text, stops)
+@settings(deadline=None, max_examples=200)
+@given(IDS, st.lists(st.integers(0, 100)), st.lists(STOPS, max_size=3))
+@example(list("€".encode()), [1, 2], [])
+def test_text_in_portions_is_the_text_up_to_its_stop(ids: list[int], cuts: list[int], stops: list[str]) -> None:
+    """Guards against characters broken, doubled or lost where a forward ends, and any part of a stop string sent."""
+    writer, whole, sent = Writer(vocabulary(), stops), cut_at(text_of(ids), stops), ""
+    for portion in portions(ids, cuts):
+        sent += writer.write(portion)
+        assert whole.startswith(sent)
+    assert sent + writer.close() == whole
+    assert writer.stopped == (whole != text_of(ids)) and (writer.stopped or writer.used == len(ids))
 
 
 BYTES = st.lists(
