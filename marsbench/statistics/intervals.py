@@ -45,9 +45,6 @@ class Interval:
         """Half the distance between the limits: what stands behind "±"."""
         return (self.high - self.low) / 2
 
-    def overlaps(self, other: "Interval") -> bool:
-        return self.low <= other.high and other.low <= self.high
-
 
 @dataclass(frozen=True)
 class Estimate:
