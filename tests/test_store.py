@@ -210,13 +210,10 @@ def test_what_can_be_written_passes_and_stays_as_it_is(name: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("folder", "it is a folder"),
-        ("file/below.jsonl", "is no folder"),
-        ("file/far/below.jsonl", "is no folder"),
-        ("pipe", "no ordinary file"),
-        ("n" * 300, "name too long"),
+        ("folder", "it is a folder"), ("file/below.jsonl", "is no folder"), ("file/far/below.jsonl", "is no folder"),
+        ("pipe", "no ordinary file"), ("n" * 300, "name too long"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_written_is_refused(name: str, said: str, tmp_path: Path) -> None:
     """Guards against hours of work that end in a file that cannot be written, and a mend without the option's name."""
     (tmp_path / "folder").mkdir()

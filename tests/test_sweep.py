@@ -340,21 +340,18 @@ def broken(**changes: Any) -> dict[str, Any]:
 
 AR = SMALL["contenders"][0]
 BAD_GRIDS: list[tuple[Any, str]] = [
-    ([], "this is no grid: .*object"),
-    (broken(contender=1), "contender: Extra"),
+    ([], "this is no grid: .*object"), (broken(contender=1), "contender: Extra"),
     (broken(contenders=5), "contenders: .*array"),
     ({name: value for name, value in SMALL.items() if name != "repeats"}, "repeats: .*required"),
-    (broken(dtype="int9"), "dtype: "),
-    (broken(backend="magic"), "backend: "),
-    (broken(quick={"prompts": 0}), "prompts: (.|\n)*quick"),
-    (broken(contenders=[5]), "contenders.0: .*object"),
+    (broken(dtype="int9"), "dtype: "), (broken(backend="magic"), "backend: "),
+    (broken(quick={"prompts": 0}), "prompts: (.|\n)*quick"), (broken(contenders=[5]), "contenders.0: .*object"),
     (broken(contenders=[{"method": "ar"}]), "stage: .*required(.|\n)*contender 1"),
     (broken(contenders=SMALL["contenders"][:1] * 2), "two contenders are called 'ar'"),
     (broken(contenders=SMALL["contenders"][1:]), "no contender is called 'ar'"),
     (broken(contenders=[AR, {"method": "mars", "stage": "mars", "compiled": True}]), "no compiled 'ar'"),
     (broken(contenders=[AR, AR | {"stage": "ar_sft", "compiled": True}]), "'ar, compiled' is not 'ar', compiled"),
     (broken(contenders=[AR, AR | {"name": "ar, compiled"}]), "'ar, compiled' is not 'ar', compiled"),
-]
+]  # fmt: skip
 
 
 def with_mars(**settings: Any) -> dict[str, Any]:
@@ -362,27 +359,17 @@ def with_mars(**settings: Any) -> dict[str, Any]:
 
 
 BAD_CONTENDERS: list[tuple[dict[str, Any], str]] = [
-    ({"method": "warp"}, "unknown method 'warp'"),
-    ({"method": ["ar", 5]}, "method: "),
-    ({"stage": "moon"}, "unknown stage 'moon'"),
-    ({"draft": "moon"}, "unknown stage 'moon'"),
-    ({"stage": ""}, "unknown stage ''"),
-    ({"speed": 9}, "speed: Extra"),
+    ({"method": "warp"}, "unknown method 'warp'"), ({"method": ["ar", 5]}, "method: "),
+    ({"stage": "moon"}, "unknown stage 'moon'"), ({"draft": "moon"}, "unknown stage 'moon'"),
+    ({"stage": ""}, "unknown stage ''"), ({"speed": 9}, "speed: Extra"),
     ({"tree_width": 3}, "'mars' has no tree width"),
     ({"block_size": 2**31, "acceptance": {"mean": 1.5}}, "window 2147483648 is out of range"),
-    ({"threshold": 10**400}, "threshold"),
-    ({"method": "ar", "threshold": 0.9}, "takes no threshold"),
-    ({"threshold": []}, "the list of threshold is empty"),
-    ({"threshold": [0.9, "often"]}, "threshold: "),
-    ({"threshold": True}, "threshold: "),
-    ({"threshold": float("nan")}, "threshold"),
-    ({"threshold": 1.5}, "threshold"),
-    ({"block_size": 0}, "window 0"),
-    ({"block_size": [4, "five"]}, "window 'five'"),
-    ({"name": 5}, "name: "),
-    ({"compiled": "yes"}, "compiled: "),
-    ({"trained_block_size": -4}, "trained_block_size: "),
-]
+    ({"threshold": 10**400}, "threshold"), ({"method": "ar", "threshold": 0.9}, "takes no threshold"),
+    ({"threshold": []}, "the list of threshold is empty"), ({"threshold": [0.9, "often"]}, "threshold: "),
+    ({"threshold": True}, "threshold: "), ({"threshold": float("nan")}, "threshold"), ({"threshold": 1.5}, "threshold"),
+    ({"block_size": 0}, "window 0"), ({"block_size": [4, "five"]}, "window 'five'"), ({"name": 5}, "name: "),
+    ({"compiled": "yes"}, "compiled: "), ({"trained_block_size": -4}, "trained_block_size: "),
+]  # fmt: skip
 BAD_GRIDS += [(with_mars(**settings), f"{message}(.|\n)*contender 2") for settings, message in BAD_CONTENDERS]
 FINE = [("max_new_tokens", None), ("timeout_s", 1.5), ("timeout_s", 10**30), ("positions", 0)]
 COUNTS = ("prompts", "repeats", "max_new_tokens", "timeout_s", "batch_sizes", "positions")
@@ -515,33 +502,20 @@ def test_a_step_settles_as_much_as_was_said(name: str, mean: float, fixed: bool)
     assert decode(model, method, requests, eos_id=-1, pad_id=PAD, kind=kind) == done, "the draw has a seed"
 
 
-def test_a_table_of_another_suite_is_read(tmp_path: Path) -> None:
-    """Guards against tables that we cannot read, and numbers that no method has produced."""
-    file = tmp_path / "theirs.yaml"
-    file.write_text("their-model:\n  thinking_on: {3: '2.5', 1: 1.4}\n")
-    theirs = carried_of({"file": str(file)}, 1)
-    assert theirs.rates == pytest.approx((0.4,)) and "theirs.yaml" in theirs.source
-    file.write_text("mars-7b: {thinking_on: {3: 9.9}, thinking_off: {3: 2.4}}\n")
-    assert sum(carried_of({"file": str(file)}, 3).rates) == pytest.approx(1.4)
-    with pytest.raises(UserError, match="nothing for 2 drafts"):
-        carried_of({"file": str(file)}, 2)
-    with pytest.raises(UserError, match="cannot be carried over to 'ar'"):
-        carried_over(build_method("ar", Options()), [1], torch.device("cpu"))
-
-
 @pytest.mark.parametrize(
     ("said", "why"),
     [
         ({"mean": 5}, "cannot settle 5"), ({"mean": 0.5}, "cannot settle"), ({"rates": [0.9, 0.95, 0.1]}, "no rates"),
         ({"rates": [0.9]}, "no rates of 3"), ({"mean": 2, "rates": [1]}, "not understood"), ("often", "not understood"),
-        ({"published": "chess"}, "no tokens per forward of chess"), ({"file": "/nowhere.yaml"}, "no table"),
-        ({"mean": 2, "scale": "7b"}, "not understood"),
+        ({"published": "chess"}, "no tokens per forward of chess"), ({"mean": 2, "scale": "7b"}, "not understood"),
     ],
 )  # fmt: skip
 def test_what_is_not_understood_is_refused(said: Any, why: str) -> None:
-    """Guards against a grid whose mistake shows as a speed."""
+    """Guards against a grid whose mistake shows as a speed, and numbers that no method has produced."""
     with pytest.raises(UserError, match=why):
         carried_of(said, 3)
+    with pytest.raises(UserError, match="cannot be carried over to 'ar'"):
+        carried_over(build_method("ar", Options()), [1], torch.device("cpu"))
 
 
 def test_a_grid_says_it_and_rows_tell(tmp_path: Path) -> None:

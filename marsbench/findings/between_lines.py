@@ -109,8 +109,6 @@ def _claim(
     plan: TablePlan, lines: tuple[str, ...], effect: Callable[[Shared], Estimate], published: Published,
     said: Sequence[str] = (), only: Sequence[str] = (*BENCHMARKS,), **fields: Any,
 ) -> Claim:  # fmt: skip
-    """A claim on an effect on those of some benchmarks that all these lines were measured on."""
-
     def measure(rows: Sequence[Row]) -> Measured:
         cells = latest_cells(rows)
         done = [done_cells(cells, line) for line in lines]

@@ -23,8 +23,6 @@ _MOST_POINTS = 100.0
 
 @dataclass(frozen=True)
 class Section:
-    """A place in the paper that makes claims."""
-
     title: str
     number: tuple[int, ...] = ()  # of a numbered section
     appendix: str = ""  # letter of an appendix
@@ -74,7 +72,6 @@ class Finding:
 
     @property
     def number(self) -> str:
-        """The effect with its interval, or why there is none."""
         if self.estimate is None:
             return self.measured.reason or "n/a"
         # A limit in points that would print as one of the bounds: a digit more says on which side it lies.
@@ -89,7 +86,6 @@ class Finding:
 
 
 def number(value: float, unit: str, *, signed: bool) -> str:
-    """A number with as many digits as its unit deserves; a difference with its sign."""
     return signed_number(value, DIGITS[unit]) if signed else f"{value:.{DIGITS[unit]}f}"
 
 
@@ -120,11 +116,9 @@ class Claim:
 
     @property
     def tested(self) -> bool:
-        """Whether its verdict is one."""
         return not self.check and not self.untestable
 
     def of(self, rows: Sequence[Row]) -> Finding:
-        """What rows that belong together say of it."""
         measured = self.measure(rows)
         if measured.estimate is None:
             return Finding(self, measured)

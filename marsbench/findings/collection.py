@@ -32,7 +32,6 @@ class Collection:
 
     @property
     def seeds_in_words(self) -> str:
-        """A sentence on from how many seeds the rows are; empty without rows."""
         if len(self.seeds) > 1:
             return f"Rows of training seeds {', '.join(map(str, self.seeds))}."
         return "One training seed." if self.seeds else ""

@@ -58,7 +58,6 @@ def _same(found: Any, wanted: str) -> bool:
 
 
 def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A row's object without nesting: `options.threshold`, `provenance.commit`."""
     flat: dict[str, Any] = {}
     for name, value in record.items():
         flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}

@@ -53,7 +53,6 @@ class Query:
         return {(plan.key, row.benchmark) for plan, _, row in self._answers(rows)}
 
     def _answers(self, rows: Sequence[Row]) -> Iterator[tuple[TablePlan, Line, EvaluationRow]]:
-        """Each answer with the line that it is of and the plan that asks for it."""
         trained = {row.decoded: TrainedStage(row.stage, row.block_size) for row in rows if isinstance(row, TrainingRow)}
         lines = defaultdict[Hashable, list[tuple[TablePlan, Line]]](list)
         for plan in self.plans:

@@ -68,7 +68,6 @@ class SweepCells:
 
     @cached_property
     def law(self) -> PositionLaw | None:
-        """What a step costs by its positions."""
         return law_of(times.rows, times.window, times.seconds) if (times := self.step_times) else None
 
     @property
@@ -162,7 +161,6 @@ def speed_up(row: SweepRow | None, baseline: str | None = None) -> Estimate | No
 
 
 def faster(row: SweepRow, other: SweepRow) -> Estimate | None:
-    """Tokens per second of a contender over those of another of its kind; see `speed_ratio`."""
     return speed_ratio(row, other) if row.compiled == other.compiled else None
 
 
@@ -203,12 +201,10 @@ def speed_of(row: SweepRow) -> float:
 
 
 def over(compiled: bool) -> str:
-    """What speeds are relative to."""
     return "over compiled `ar`" if compiled else "over `ar`"
 
 
 def races_in_words(rows: Iterable[SweepRow]) -> str:
-    """How much was raced: prompts, tokens, laps, threads; and where."""
     known = [row for row in rows if row.status == "done"]
     counts = {
         "prompts": {row.prompts for row in known},

@@ -69,8 +69,6 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 class Tried(NamedTuple):
-    """How work within a limit has ended."""
-
     name: str
     status: Literal["done", "timeout", "failed", "skipped"]
     reason: str
@@ -100,8 +98,6 @@ class Found(NamedTuple):
 
 @dataclass
 class Bench:
-    """Where checks run, and with how much effort."""
-
     device: torch.device
     quick: bool = False
     say: Callable[[str], object] = lambda _: None  # told what is done at the moment
@@ -125,7 +121,6 @@ class Bench:
 
     @property
     def half(self) -> torch.dtype:
-        """What models of true size compute in."""
         return torch.bfloat16 if self.on_gpu else torch.float32
 
     # ---- the trained model ----
@@ -173,7 +168,6 @@ class Bench:
     # ---- models at random ----
 
     def random_model(self, size: str, dtype: torch.dtype) -> Any:
-        """A Qwen2 model of a scale's shape, made on the device."""
         torch.manual_seed(0)
         shape: dict[str, Any] = dict(zip(_FIELDS, _SHAPES[size], strict=True))
         config = Qwen2Config(**shape, max_position_embeddings=4096)

@@ -226,7 +226,6 @@ def _same(first: list[list[int]], second: list[list[int]]) -> int:
 
 
 def _agree(bench: Bench, loaded: Any, kind: KindOfBatch, name: str = "ar", **ids: Any) -> int:
-    """How many answers of a method are those of eager steps."""
     return _same(bench.answers(loaded, name, kind, **ids), bench.answers(loaded, name, **ids))
 
 

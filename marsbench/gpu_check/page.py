@@ -27,7 +27,6 @@ _SHOWN_ABOVE = ("steps-near-the-floor", "attention-in-place")  # checks whose nu
 
 
 def gpu_rows(root: Path) -> tuple[list[CheckRow], list[MethodStepRow]]:
-    """The rows of checks and of steps that there are; none where no GPU was measured."""
     rows = read_rows(root / _FOLDER) if (root / _FOLDER).exists() else []
     return [row for row in rows if isinstance(row, CheckRow)], [row for row in rows if isinstance(row, MethodStepRow)]
 
@@ -106,13 +105,11 @@ class Steps:
         return next((row.seconds for row in same), None)
 
     def cost(self, batch: int, line: str = _MARS) -> float | None:
-        """A step of a line in steps of `ar`."""
         own, ar = self.seconds(batch, *LINES[line]), self.seconds(batch)
         return own / ar if own and ar else None
 
     @property
     def costs(self) -> dict[int, float]:
-        """A step of MARS with B = 4 in steps of `ar`, by batch size."""
         return {batch: cost for batch in self.batch_sizes if (cost := self.cost(batch))}
 
     def table(self) -> str:

@@ -49,7 +49,6 @@ class Window:
 
     @property
     def work(self) -> Path:
-        """Where the real model's data and checkpoints go."""
         return self.output / "runs" / "gpu-window"
 
 
@@ -84,7 +83,6 @@ def run_window(window: Window, minutes: float) -> list[Tried]:
 
 
 def stages(window: Window) -> list[Stage]:
-    """All stages, in order of worth."""
     sizes = ("small",) if window.tiny else ("7b", "0.5b")
 
     def train(stage: str, limit_s: float) -> Stage:
@@ -150,7 +148,6 @@ def command(*typed: str) -> str:
 
 
 def _distill(window: Window, *more: str) -> None:
-    """Have the model ask itself, and answer; a model of the world asks nothing, and is given prompts."""
     chats = window.work / "chats.jsonl"
     asked, rows, kind, longest = ["--self-asked", "12000"], "512", "bfloat16", "256"
     if window.tiny:

@@ -2,8 +2,5 @@
 
 # What every process that works for a run imports: between them, all that takes seconds.
 PRELOAD = (
-    "marsbench.overview.work",
-    "marsbench.racing.sweep",
-    "marsbench.running.cells",
-    "marsbench.training.trainer",
-)
+    "marsbench.overview.work", "marsbench.racing.sweep", "marsbench.running.cells", "marsbench.training.trainer",
+)  # fmt: skip

@@ -37,7 +37,6 @@ def page_of(collections: Sequence[Collection]) -> str:
 
 
 def _about(collections: Sequence[Collection]) -> str:
-    """Which scales there are, what they are not, and where the numbers stand in full; as HTML."""
     said = []
     for each in collections:
         scale = preset(each.scale)
@@ -66,7 +65,6 @@ def _races(collection: Collection) -> list[dict[str, Any]]:
 
 
 def _race(sweep: SweepCells, scale: Preset) -> dict[str, Any]:
-    """The contenders, and for each batch size what each of them came to, over each of them; None = no numbers."""
     races, cells = sweep.races, []
     known = {name: row for race in races.values() for name, row in race.items()}
     rows = {name: known[name] for name in sweep.names if name in known}

@@ -80,7 +80,6 @@ def front_door(root: Path, judged: Sequence[Judged], collections: Sequence[Colle
 
 
 def _threshold_costs(toy: Finding | None, real: Finding) -> str:
-    """What the paper's threshold costs in the toy and on a real model."""
     if real.estimate is None or toy is None or toy.estimate is None:
         return ""
     return (
@@ -116,7 +115,6 @@ def _here(rows: Sequence[Row]) -> str:
 
 
 def _at_true_size(ratios: Mapping[int, float]) -> Iterator[list[str]]:
-    """What a step costs at 7B's shape, with the paper's tokens per forward pass."""
     papers = {
         batch: max(row.value for row in published("5", method="mars_block_cache", metric="speedup", batch_size=batch))
         for batch in (4, 8, 16)
@@ -163,7 +161,6 @@ def _toy(found: Mapping[tuple[str, str], Finding], whole: Collection) -> Iterato
 
 
 def _regime(found: Mapping[tuple[str, str], Finding], steps: str) -> str:
-    """How the toy differs from the paper's regime and from the real model."""
     taught, rate = found.get(("regime", "taught")), found.get(("map", "hard-emits"))
     if not taught or not rate or taught.estimate is None or rate.estimate is None:
         return ""

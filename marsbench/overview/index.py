@@ -33,7 +33,6 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
 
 
 def _tallies(judged: Sequence[Judged], collections: Sequence[Collection]) -> Iterator[str]:
-    """A line per scale: what it is, and what the claims come to there."""
     for each in collections:
         found = [(each.scale, entry.findings[each.scale]) for entry in judged]
         papers = said.tally((scale, one) for scale, one in found if one.claim.papers)

@@ -72,7 +72,6 @@ def write_study(study: Study, workspace: Workspace) -> Path:
 
 
 def write_scale(root: Path, scale: str) -> Iterator[Path]:
-    """Render every page of a scale that has rows, one after another, and give each page's path."""
     whole = Workspace(root, scale)
     collection, seeds = judged_collection(whole), whole.seeds().values()
     for workspace in whole.variants():
@@ -109,7 +108,6 @@ def whole_paper(root: Path, scale: str) -> dict[Path, str]:
 
 
 def _judged(root: Path, scale: str) -> tuple[list[Collection], list[Judged]]:
-    """The published rows of a scale and those shown with it, and what they say of every claim."""
     collections = collect(root, scale, pages())
     return collections, judge_all(claims(), collections)
 

@@ -61,7 +61,6 @@ def _lines_table(title: str, lines: Iterable[Line], scale: Preset) -> Table:
 
 
 def sweep_tables(grid: Grid, scale: Preset) -> list[Table | str]:
-    """What a sweep will measure, and how much it decodes at most."""
     names, reckoned = grid.benchmarks or scale.benchmarks, scale.assumptions
     how = f"at {reckoned.tokens_per_second:,.0f} tokens per second ({reckoned.source})"
     if reckoned.steps_s is not None:

@@ -75,7 +75,6 @@ def reproduce_all(run: Run, executor: Executor, *, quick: bool = False, gpus: in
 
 
 def _write_page(study: Study, run: Run, made: list[Row] | UserError, *, quick: bool) -> Path | None:
-    """Write a page of the rows that were made for it; an error says why there are none."""
     if isinstance(made, UserError):
         raise made
     if study.grid is not None:

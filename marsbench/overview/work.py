@@ -98,7 +98,6 @@ class FromRun(Known):
         self.answers: dict[str, EvaluationRow] = {}  # place of a cell -> its row, of those that were asked for
 
     def is_trained(self, trained: TrainedStage) -> bool:
-        """Whether it may be taken as it is."""
         return self._run.existing == "reuse" and self._checkpoints.record(trained) is not None
 
     def asked(self, plan: TablePlan) -> list[str]:
@@ -158,8 +157,6 @@ def carry_out(
 
 
 class _Results:
-    """What the tasks of a run have made, put together by page."""
-
     def __init__(self, run: Run, known: FromRun, made: Sequence[Made]) -> None:
         from marsbench.running.cells import Cells
         from marsbench.running.checkpoints import Checkpoints

@@ -44,8 +44,6 @@ class Cell(NamedTuple):
 
 
 class Course:
-    """One grid at one scale."""
-
     def __init__(self, run: Run, grid: Grid, load: Load | None = None) -> None:
         """Take the contenders' models from `load`, or else from the run's checkpoints, trained where need be."""
         self.run, self.grid = run, grid
@@ -62,7 +60,6 @@ class Course:
         per_benchmark(grid.prompts, self.benchmarks)  # refuses what cannot be shared, before anything is trained
 
     def trainings(self) -> list[TrainingRow]:
-        """The stages that the grid's checkpoints come from, trained now if need be."""
         return self._checkpoints.trainings(self.grid.checkpoints)
 
     def _checkpoint(self, stage: str, block_size: int, dtype: torch.dtype) -> Loaded:
@@ -97,14 +94,12 @@ class Course:
         return replace(eager, method=method, kind=graphs.batch)
 
     def compiling(self, line: Line) -> dict[str, Any]:
-        """What compiling a line's steps has taken so far, as rows have it; nothing of one that is not compiled."""
         if not line.compiled:
             return {}
         _, graphs = self._compiled[_steps_of(line)]
         return {"graphs": len(graphs), "compile_seconds": round(graphs.compile_seconds, 3)}
 
     def weights(self, line: Line) -> dict[str, Any]:
-        """The hashes of a line's weights, as far as its checkpoints are there."""
         try:
             draft = self.draft(line)
             return {"target": self.target(line).weights, "draft": draft.weights if draft else None}

@@ -41,8 +41,6 @@ BASELINES = ("ar", "hf-generate", COMPILED_AR)  # contenders by these names run 
 
 @dataclass(frozen=True)
 class Grid:
-    """Everything that a sweep measures."""
-
     contenders: tuple[Line, ...]
     batch_sizes: tuple[int, ...]
     prompts: int
@@ -100,7 +98,6 @@ class _UniqueKeys(yaml.SafeLoader):
     """Refuses a key that is given twice, of which yaml would take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As yaml does, once the keys are known to differ."""
         keys = [self.construct_object(key) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         if twice := next((key for key in keys if keys.count(key) > 1), None):
             raise yaml.constructor.ConstructorError(None, None, f"{twice!r} is given twice", node.start_mark)
@@ -157,7 +154,6 @@ _Given: Any = with_config(extra="forbid")(_Fields)
 
 
 def _checked(given: Any, kind: Any, where: str = "") -> Any:
-    """What a part of the file says, if it is of that kind."""
     fix = "mend it there; marsbench/presets/grids/mini.yaml shows how"
     with told_to_user("this is no grid", ValueError, TypeError, where=where, fix=fix):
         return parse_json(json.dumps(given, default=str), kind)
@@ -199,7 +195,6 @@ def _check(contenders: list[Line]) -> None:
 
 
 def _contenders(given: dict[str, Any], number: int) -> Iterator[Line]:
-    """The contenders that an item of the list stands for."""
     where = f"contender {number}"
     if empty := next((name for name, value in given.items() if value == []), None):
         raise UserError(f"the list of {empty} is empty", where=where, fix="fill it, or leave it out")

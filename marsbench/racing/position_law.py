@@ -87,8 +87,6 @@ def in_words(windows: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """What decoding some prompts by one method takes, whatever the batch size."""
-
     emitted: int
     row_forwards: Sequence[int]  # per prompt, its own forward included
     positions: int  # entries of all windows

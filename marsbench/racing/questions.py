@@ -40,7 +40,6 @@ class Questions:
         return Prompts([ids for ids, _ in cut], [count for _, count in cut])
 
     def cut_in_words(self, prompts: "Prompts", room: int) -> list[str]:
-        """A line for each benchmark whose prompts lost their beginnings."""
         cuts = {name: prompts.cuts[place :: len(self.exams)] for place, name in enumerate(self.exams)}
         return [said for name, found in cuts.items() if (said := cut_in_words(name, found, room))]
 
@@ -91,10 +90,8 @@ def ask(names: Sequence[str], count: int, tokenizer: Any, data_dir: Path | None 
 
 
 class Prompts(NamedTuple):
-    """Prompts as token ids, and of each the tokens that the context had no room for."""
-
     ids: list[list[int]]
-    cuts: list[int]
+    cuts: list[int]  # of each, the tokens that the context had no room for
 
 
 def per_benchmark(count: int, names: Sequence[str]) -> int:

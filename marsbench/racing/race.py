@@ -89,7 +89,6 @@ class RoundLog:
         return {*self.rounds.get((WATCHED, 0), ())}
 
     def restart(self) -> None:
-        """Forget all rounds: the race is run anew."""
         self.rounds.clear()
         if self._log is not None:
             self._log.file.unlink(missing_ok=True)
@@ -106,15 +105,12 @@ class RoundLog:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Watched):
-    """What a race found of one contender, with all prompts."""
-
     seconds: list[float] = field(default_factory=list)  # of each timed lap
     status: Status = "done"
     reason: str = ""
 
     @property
     def emitted(self) -> int:
-        """Tokens up to EOS in one lap."""
         return sum(generation.emitted for generation in self.generations)
 
     @property
@@ -140,7 +136,6 @@ class Race:
 
     @property
     def batches(self) -> list[range]:
-        """The prompts of every batch, by index."""
         count, size = len(self.prompts), self.batch_size
         return [range(first, min(first + size, count)) for first in range(0, count, size)]
 

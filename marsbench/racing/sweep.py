@@ -26,7 +26,6 @@ class Sweep:
         self._run, self._course = run, Course(run, grid)
 
     def rows(self) -> list[Row]:
-        """All rows, in the grid's order: trainings, what a forward costs, then the cells."""
         with full_disk_explained(self._run.workspace.runs):
             rows: list[Row] = list(self._course.trainings())
             if self._course.grid.positions:
@@ -54,7 +53,6 @@ class Sweep:
         return [cell for cell in cells if not self._run.existing_row(cell.key, SweepRow, what.format(cell))]
 
     def _race(self, cells: Sequence[Cell], log: RoundLog) -> None:
-        """Race the missing cells, or go on with what an interruption has left of that race, and keep the rows."""
         ready, known = [], self._run.store.rows()
         for cell in self._missing(cells):
             if not (reason := self._course.why_not(cell)):
@@ -78,7 +76,6 @@ class Sweep:
 
 
 def _step_times(course: Course) -> StepTimeRow:
-    """What a forward costs by its shape, on the checkpoint of `ar`."""
     loaded, run = course.baseline, course.run
 
     def timed() -> dict[str, Any]:

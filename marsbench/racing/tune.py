@@ -35,7 +35,6 @@ class Advice:
     raced: Estimate | None  # its speed-up over `ar`; None where it is `ar` itself
 
     def summary(self, batch_size: int, max_points_lost: float) -> str:
-        """The recommendation in words, with the options to type: `ar` where the best expected raced no faster."""
         points = "1 point" if max_points_lost == 1 else f"{max_points_lost:g} points"
         best, condition = self.expected, f"at batch size {batch_size}, losing at most {points}"
         if self.raced is None:
@@ -53,7 +52,6 @@ class Advice:
 
 
 def candidates(block_size: int) -> tuple[Line, ...]:
-    """The settings to choose from, for a checkpoint trained with that block size."""
     windows = sorted({2, 3, 4, 5, block_size, block_size + 1, block_size + 2})
     linear = [{"layout": "linear", "window": window, "threshold": 0.5} for window in windows]
     groups = [{"layout": "groups", "window": window} for window in windows if window <= block_size]
@@ -96,7 +94,6 @@ def tune(
 
 
 def _settings(law: PositionLaw, found: dict[str, Outcome], course: Course, batch_size: int) -> list[Setting]:
-    """What the law and the watched generations say of every setting, the fastest first."""
     ar = found["ar"]
     slowest, right = predicted_speed(law, _work(ar), batch_size), _accuracy(course, ar)
     settings = [

@@ -21,7 +21,6 @@ HOW_CLAIMS_ARE_JUDGED = (
 
 
 def heading(section: Section | None) -> str:
-    """A section of the paper, or what stands behind all of them."""
     if section is None:
         return "Our own"
     if section.number:
@@ -53,7 +52,6 @@ def published(claim: Claim) -> str:
 
 
 def verdict(found: Finding, scale: str) -> str:
-    """The verdict in words, and where it is one of small models."""
     claim = found.claim
     if found.estimate is None:
         return "not run"
@@ -72,7 +70,6 @@ def measured(found: Finding) -> str:
 
 
 def counted(found: Finding) -> str:
-    """How many observations the effect rests on, and how many training seeds."""
     if found.estimate is None:
         return ""
     of = f" {found.measured.counts}" if found.measured.counts else ""
@@ -100,7 +97,6 @@ def page_claims(claims: Iterable[Claim], seeds: BySeed, scale: str) -> str:
 
 
 def untestable(claims: Iterable[Claim]) -> str:
-    """Why some claims cannot be tested here."""
     reasons = dict.fromkeys(claim.untestable for claim in claims if claim.untestable)
     return f"Not testable here: {' '.join(reasons)}" if reasons else ""
 

@@ -42,7 +42,6 @@ _PAPERS = {"accuracy": "paper: average, 0.5B / 7B", _TOKENS: "paper: tokens/forw
 
 
 def _published(plan: TablePlan, names: Sequence[str], metric: str) -> list[str]:
-    """What the paper's table says of lines, model by model; all empty where it says nothing."""
     digits, found = (1 if metric == "accuracy" else 2), []
     for name in names:
         values = [published_average(plan, name, scale, metric) for scale in PUBLISHED_SCALES]

@@ -46,12 +46,10 @@ def about(scale: str, seeds: BySeed) -> str:
 
 
 def reading(scale: str) -> str:
-    """Where it stands how intervals, verdicts and p come about."""
     return f"[How to read the numbers and verdicts.]({_docs(scale)}/reading-reports.md#intervals-and-verdicts)"
 
 
 def racing(scale: str) -> str:
-    """Where it stands how contenders are timed."""
     return f"[How a race is measured.]({_docs(scale)}/sweeps.md#how-a-race-is-measured)"
 
 
@@ -85,7 +83,6 @@ def step_cost(rows: Sequence[Row]) -> str:
 
 
 def command(session: str, scale: str, seed: int = 0) -> str:
-    """How a session makes its page at a scale, and at a training seed."""
     options = option_for(scale) + (f" -- --seed {seed}" if seed else "")
     first, *more = f"{session}{options}".split(" -- ")
     return f"`nox -s {' -- '.join([first, ' '.join(more)]) if more else first}`"

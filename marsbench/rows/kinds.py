@@ -221,8 +221,6 @@ class StepTimeRow(Row):
 
 @dataclass(frozen=True)
 class GenerationRow(_OfLine):
-    """One answer to one question, token by token."""
-
     kind: ClassVar[str] = "generation"
     question: str
     texts: list[str] = field(default_factory=list)  # what each token before EOS adds to the text
@@ -306,8 +304,6 @@ class MethodStepRow(Row):
 
 @dataclass(frozen=True)
 class CheckRow(Row):
-    """What one check of a GPU found there."""
-
     kind: ClassVar[str] = "check"
     check: str  # its name
     device: str
@@ -323,7 +319,6 @@ def any_measured(rows: Iterable[Row]) -> bool:
 
 
 def to_json(row: Row) -> dict[str, Any]:
-    """A row as the object that its line holds."""
     return {"schema": SCHEMA, "kind": row.kind, **asdict(row)}
 
 

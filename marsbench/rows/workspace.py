@@ -35,7 +35,6 @@ class Workspace:
 
     @property
     def row_file(self) -> Path:
-        """Every row measured here."""
         return self.runs / "rows.jsonl"
 
     @property
@@ -51,12 +50,10 @@ class Workspace:
 
     @property
     def rows(self) -> list[Row]:
-        """What its store holds; nothing where there is none."""
         return read_rows(self.store) if self.store.exists() else []
 
     @property
     def pages(self) -> list[str]:
-        """The pages that were made from its store."""
         file = self.store / _PAGES
         mend = "restore the file, or make a page again: marsbench reproduce table2"
         return read_json(file, list[str], mend=mend) if file.exists() else []
@@ -84,12 +81,10 @@ class Workspace:
         return self.runs / "checkpoints" / recipe.name
 
     def lock(self, recipe: Recipe) -> Path:
-        """Held by whoever trains a checkpoint."""
         return self.runs / "locks" / f"{recipe.name}.lock"
 
     @property
     def logs(self) -> Path:
-        """What processes say that each do a part of a run's work."""
         return self.runs / "logs"
 
     def answers(self, key: str, shard: tuple[int, int] = (1, 1)) -> Path:
@@ -102,11 +97,9 @@ class Workspace:
         return sorted((self.runs / "answers").glob(f"{key}.*-of-*.jsonl"))
 
     def race(self, name: str) -> Path:
-        """The rounds of a race that goes on."""
         return self.runs / "races" / f"{name}.jsonl"
 
     def samples(self, key: str) -> Path:
-        """What a cell of a sweep generated."""
         return self.runs / "samples" / f"{key}.jsonl"
 
     def check_writable(self) -> None:

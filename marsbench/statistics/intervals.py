@@ -234,7 +234,6 @@ def resamples(n: int) -> NDArray[np.int64]:
 
 
 def percentiles(values: _Values) -> Interval:
-    """The percentile interval of what resamples come to."""
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return Interval(float(low), float(high))
 

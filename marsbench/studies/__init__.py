@@ -36,7 +36,6 @@ def studies_on(page: str) -> list[Study]:
 
 
 def studies_of_paper() -> list[Study]:
-    """What reproducing the whole paper makes, in turn."""
     return [study for study in studies().values() if study.in_paper]
 
 
@@ -61,7 +60,6 @@ def claims() -> list[Claim]:
 
 
 def pages() -> dict[str, Query]:
-    """Key of every page -> what it takes from a store."""
     return {key: study.query for key, study in studies().items()}
 
 

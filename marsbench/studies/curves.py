@@ -39,7 +39,6 @@ QUESTIONS = 200  # of a benchmark: some 70 lines answer them
 
 
 def _ways(curve: str) -> list[str]:
-    """The lines of a curve, without their endings."""
     surest = mars_name("mars", 4, _SUREST)
     return [way for way in _WAYS if way != surest or curve.startswith("shipped")]
 
@@ -159,7 +158,6 @@ def _numbers(rows: Sequence[Row], cells: Cells) -> str:
 
 
 def _missing(cells: Cells) -> str:
-    """Which points are not measured, empty where all are."""
     left = [
         curve
         for curve, endings in _POINTS.items()

@@ -42,7 +42,6 @@ class Item:
 
     @property
     def session(self) -> str:
-        """What stands behind `nox -s` to make it."""
         return session_of(self.key)
 
 
@@ -116,7 +115,6 @@ class Study(Item):
 
     @property
     def query(self) -> Query:
-        """What its page takes from a store."""
         seed = self.plan.seed if self.plan else None
         return Query(self.key, self.plans, self.shows, (*self.kinds, *(RACED if self.grid else ())), seed)
 
@@ -127,7 +125,6 @@ class Study(Item):
         return list(dict.fromkeys([*of_plans, *of_grid]))
 
     def trains(self, scale: Preset, quick: bool = False) -> list[TrainedStage]:
-        """The checkpoints that are to be trained for its page."""
         return [] if self.trained_before else list(dict.fromkeys([*self.shows(scale, quick), *self.stages]))
 
 

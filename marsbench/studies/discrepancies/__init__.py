@@ -191,8 +191,6 @@ def _masks(sweep: SweepCells, seeds: BySeed) -> str:
 
 
 def _load(sweep: SweepCells, seeds: BySeed) -> tuple[str, str]:
-    """Speed-up over AR as load grows, and where it ends, in words."""
-
     def speed(sweep: SweepCells, size: int) -> Estimate | None:
         return speed_up(sweep.done.get((WINDOW, size)))
 

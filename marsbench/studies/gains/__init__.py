@@ -21,7 +21,6 @@ from marsbench.studies.study import TablePage
 
 
 def _medusa(stage: str, width: int) -> Line:
-    """Medusa, whose heads sit on the frozen AR SFT model."""
     words, shape = MEDUSAS[stage], "a chain" if width == 1 else "a tree"
     return Line(f"{stage}_{width}", f"Medusa{words}, {shape}", stage, "medusa", {"tree_width": width})
 

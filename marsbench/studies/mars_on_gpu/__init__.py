@@ -36,7 +36,6 @@ Done = Mapping[str, EvaluationRow]  # benchmark -> the row of a line
 
 
 def cells_of(rows: Sequence[Row]) -> dict[str, Done]:
-    """Line -> benchmark -> its row."""
     cells = latest_cells(rows)
     return {name: done for name in LINES if (done := done_cells(cells, name))}
 

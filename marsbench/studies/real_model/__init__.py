@@ -171,14 +171,12 @@ def _clock(sweeps: Mapping[str, SweepCells]) -> str:
 
 
 def _outsiders(sweep: SweepCells) -> SweepCells:
-    """Other engines, and what they are compared with: AR decoding and the fastest line of ours."""
     best = _best_lossless(sweep)
     kept = [row for row in sweep.rows if row.method in ("ar", "hf-generate") or OUTSIDER in row.contender]
     return SweepCells([*kept, *[row for row in sweep.rows if best and row.contender == best.contender]])
 
 
 def _tokens(cells: Cells, rows: Sequence[Row]) -> str:
-    """Tokens per forward pass of every line, of all answers and of those that end by EOS."""
     trained = {stage: row for stage, row in latest_stages(rows).items() if row.status == "done"}
     lines = []
     for line in PLAN.lines:

@@ -78,7 +78,6 @@ def above_chance(seeds: BySeed) -> tuple[str, Verdict]:
 
 
 def _text_loss(rows: Sequence[Row]) -> Measured:
-    """The loss on held-out text after AR SFT, over that of the base."""
     nats = {row.stage: row.nats for row in rows if isinstance(row, TextLossRow) and row.status == "done"}
     return Measured(ratio_of_totals(nats["ar_sft"], nats["base"]) if nats.keys() >= {"base", "ar_sft"} else None)
 

@@ -29,7 +29,6 @@ _Effect = TypeVar("_Effect")
 
 
 def _of_both(effect: Callable[[_One, _One], _Effect], first: _One | None, second: _One | None) -> _Effect | None:
-    """An effect of two things; None where one of them is not known."""
     return None if first is None or second is None else effect(first, second)
 
 
@@ -80,7 +79,6 @@ def _by_threshold(effect: _OfRows) -> Callable[[SweepCells], Estimate | None]:
 
 
 def _right_per_second(low: SweepRow, high: SweepRow) -> Estimate | None:
-    """Right answers per second of one contender over those of another."""
     one, other = (sum(row.correct) / sum(row.emitted) for row in (low, high))
     ratio = faster(low, high)
     return ratio.times(one / other) if ratio and other else None
@@ -181,8 +179,6 @@ def _of_lines(effect: _OfRows, first: Pairing, second: Pairing) -> Callable[[Swe
 
 
 def _published(metric: str, effect: Callable[[float, float], float], *lines: Pairing) -> Callable[[str], float | None]:
-    """Scale -> what the paper's Table 6 says of one line against another."""
-
     return lambda scale: _of_both(effect, *(line.published(scale).get(metric) for line in lines))
 
 

@@ -14,7 +14,6 @@ PAPERS_SCALE = "7b"  # of its Tables 5 and 6
 
 
 def table5(sweep: SweepCells) -> dict[str, str]:
-    """What was measured, and what was published; both empty where nothing was measured."""
     cached = {int(row.options["cache_block"]): row.contender for row in sweep.rows if row.method == "mars-block-cache"}
     if not cached:
         return {"table5": "", "published5": ""}
@@ -45,8 +44,6 @@ AR_SFT = "ar, AR SFT"  # `ar` on the checkpoint that MARS goes on from
 
 
 class Pairing(NamedTuple):
-    """A line of Table 6: a target by a draft."""
-
     words: str
     draft: str  # the paper's name of it
     target: str
@@ -67,7 +64,6 @@ TABLE6 = (AR_BY_AR, MARS_BY_AR, MARS_BY_MARS)
 
 
 def table6(sweep: SweepCells) -> dict[str, str]:
-    """The same of Table 6, with a table per batch size, eager and compiled."""
     parts = []
     for size in sweep.batch_sizes:
         for compiled in (False, True):
