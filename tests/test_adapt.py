@@ -113,12 +113,11 @@ def _result(name: str, speed: float, same: int, gaps: list[float]) -> Result:
 @pytest.mark.parametrize(
     ("speed", "gaps", "said"),
     [
-        (1.5, [], "1.50 [1.50, 1.50] times as fast"),
-        (0.9, [], "Nothing was faster than `ar`"),
+        (1.5, [], "1.50 [1.50, 1.50] times as fast"), (0.9, [], "Nothing was faster than `ar`"),
         (1.5, [0.125], "the two tokens were 0.12 apart"),
         (1.5, [3.0], "**Of 8 answers, 1 part from `ar`'s where that was no near tie**"),
     ],
-)
+)  # fmt: skip
 def test_the_page_says_what_was_found(speed: float, gaps: list[float], said: str) -> None:
     """Guards against a page that recommends what is slower, or passes a wrong answer off as rounding."""
     found = [_result("ar", 1.0, 4, []), _result("masks, linear, W = 3", speed, 4 - len(gaps), gaps)]

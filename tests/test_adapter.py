@@ -29,14 +29,10 @@ from marsbench.methods import Options, build_method
 
 RANK = 3
 DRAFTING = {
-    "groups": ("mars-verified", {}),
-    "linear": ("mars-verified", {"layout": "linear"}),
-    "wide": ("mars-verified", {"window": 5}),
-    "lookup": ("mars-lookup", {}),
-    "two forwards": ("uno", {}),
-    "mars, one token": ("mars", {}),
-    "no cache": ("mars-no-cache", {}),
-}
+    "groups": ("mars-verified", {}), "linear": ("mars-verified", {"layout": "linear"}),
+    "wide": ("mars-verified", {"window": 5}), "lookup": ("mars-lookup", {}), "two forwards": ("uno", {}),
+    "mars, one token": ("mars", {}), "no cache": ("mars-no-cache", {}),
+}  # fmt: skip
 
 
 def noisy(model: PreTrainedModel, size: float = 10.0, rank: int = RANK) -> Adapter:

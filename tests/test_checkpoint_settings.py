@@ -36,19 +36,14 @@ EOS, PAD = 2, 0
 PROMPTS = [[5, 6, 7, 5, 6], [9, 8, 7], [4]]
 # One of each kind: what changes logits, what keeps EOS away, what ends early, what chooses another loop or cache.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "repetition penalty": {"repetition_penalty": 1.5},
-    "n-grams": {"no_repeat_ngram_size": 2},
-    "least length": {"min_new_tokens": 12},
-    "suppressed": {"suppress_tokens": list(range(3, 20))},
-    "suppressed at first": {"begin_suppress_tokens": list(range(3, 20))},
-    "forced end": {"forced_eos_token_id": EOS},
-    "beams": {"num_beams": 3},
-    "own lookup": {"prompt_lookup_num_tokens": 3},
-    "static cache": {"cache_implementation": "static"},
-    "stop strings": {"stop_strings": ["a"]},
+    "repetition penalty": {"repetition_penalty": 1.5}, "n-grams": {"no_repeat_ngram_size": 2},
+    "least length": {"min_new_tokens": 12}, "suppressed": {"suppress_tokens": list(range(3, 20))},
+    "suppressed at first": {"begin_suppress_tokens": list(range(3, 20))}, "forced end": {"forced_eos_token_id": EOS},
+    "beams": {"num_beams": 3}, "own lookup": {"prompt_lookup_num_tokens": 3},
+    "static cache": {"cache_implementation": "static"}, "stop strings": {"stop_strings": ["a"]},
     "a dictionary": {"return_dict_in_generate": True, "output_scores": True},
     "Qwen2.5": {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1},
-}
+}  # fmt: skip
 
 
 def tiny(seed: int) -> PreTrainedModel:

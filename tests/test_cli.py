@@ -372,14 +372,10 @@ def folder(wrongly: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word that the message must hold)
-    "eval: metric misspelt": ([*EVAL, "--metric", "entropi", "--threshold", "0.5"], "entropy"),
-    "eval: threshold above 1": ([*EVAL, "--threshold", "1.5"], "between 0 and 1"),
     "eval: threshold for a method without": ([*EVAL, "--method", "ar", "--threshold", "0.9"], "takes no threshold"),
     "eval: no such method": ([*EVAL, "--method", "magic"], "mars-verified"),
     "eval: no such stage": ([*EVAL, "--stage", "marz"], "ar_sft"),
     "eval: one of two benchmarks unknown": ([*EVAL, "--benchmark", "trivia"], "mini_gsm8k"),
-    "eval: no such layout": ([*EVAL, "--method", "mars-verified", "--layout", "circle"], "groups"),
-    "eval: no such dtype": ([*EVAL, "--dtype", "int8"], "bfloat16"),
     "eval: masks that the stage never saw": ([*EVAL, "--stage", "ar_sft"], "trained with masks"),
     "eval: masks that the checkpoint never saw": ([*EVAL, "--checkpoint", "ar_sft"], "trained with masks"),
     "eval: a checkpoint without a mask token": ([*EVAL, "--checkpoint", "maskless"], "mask token"),

@@ -338,11 +338,10 @@ def test_an_interruption_leaves_no_chat_data_and_all_answers(
     ("options", "said"),
     [
         (("--max-new-tokens", "20"), "max_new_tokens 24, not 20"),
-        (("--temperature", "0.5"), "temperature 1.0, not 0.5"),
-        (("--seed", "3"), "seed 0, not 3"),
+        (("--temperature", "0.5"), "temperature 1.0, not 0.5"), (("--seed", "3"), "seed 0, not 3"),
         (("--dtype", "bfloat16"), "dtype float32, not bfloat16"),
     ],
-)
+)  # fmt: skip
 def test_other_settings_are_not_mixed_in(
     options: tuple[str, ...], said: str, whole: Path, model: Path, prompts: Path
 ) -> None:
@@ -413,10 +412,9 @@ def test_a_broken_log_is_named(whole: Path, model: Path, prompts: Path) -> None:
     ("options", "said"),
     [
         (("--max-new-tokens", "1", "--limit", "3"), "nothing to write"),
-        (("--max-new-tokens", "160"), "no room for a prompt"),
-        (("--prompts", "empty.jsonl"), "the file is empty"),
+        (("--max-new-tokens", "160"), "no room for a prompt"), (("--prompts", "empty.jsonl"), "the file is empty"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_distilled_is_said(
     options: tuple[str, ...], said: str, model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,12 +30,9 @@ from marsbench.methods.mixed import Mixed
 
 VOCABULARY = SHAPE["vocab_size"]
 LOSSLESS = {
-    "groups": ("mars-verified", {}),
-    "linear": ("mars-verified", {"layout": "linear"}),
-    "lookup": ("mars-lookup", {}),
-    "two forwards": ("uno", {}),
-    "mars, one token": ("mars", {}),
-}
+    "groups": ("mars-verified", {}), "linear": ("mars-verified", {"layout": "linear"}), "lookup": ("mars-lookup", {}),
+    "two forwards": ("uno", {}), "mars, one token": ("mars", {}),
+}  # fmt: skip
 
 
 def knowing(model: PreTrainedModel, kind: str) -> Adapted:

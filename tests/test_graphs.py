@@ -18,9 +18,11 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from test_packed import given_data
 from test_static import EOS, MASK, PAD, SETTINGS, Traffic, llama, method_of
+from test_wrappers import CHANGES as CHANGES_BY_MODULES
 from tools import packing
-from torch import Tensor, nn
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -184,16 +186,6 @@ def load_anew(model: LlamaForCausalLM) -> None:
     model.tie_weights()
 
 
-def move(model: LlamaForCausalLM) -> None:
-    for one in model.parameters():
-        one.data = one.data.clone() * 1.5
-
-
-def replace(model: LlamaForCausalLM) -> None:
-    layer = model.model.layers[0].self_attn.v_proj
-    layer.weight = nn.Parameter(layer.weight.detach() * -3)
-
-
 def train(model: LlamaForCausalLM) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     model(torch.tensor([[4, 5, 6]]), labels=torch.tensor([[4, 5, 6]])).loss.backward()
@@ -201,9 +193,8 @@ def train(model: LlamaForCausalLM) -> None:
 
 
 CHANGES: list[Callable[[Any], Any]] = [
-    load_anew, move, replace, train,
-    lambda model: model.model.layers[0].register_forward_hook(lambda module, given, output: -output),
-    lambda model: model.lm_head.register_forward_hook(lambda module, given, output: -output),
+    load_anew, given_data, train, CHANGES_BY_MODULES["weight replaced"], CHANGES_BY_MODULES["layer hooked"],
+    CHANGES_BY_MODULES["head hooked"],
 ]  # fmt: skip
 
 

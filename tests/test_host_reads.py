@@ -103,19 +103,15 @@ def uneven(limit: int = 400, threshold: float | None = None, **options: Any) -> 
 
 
 SETTINGS: dict[str, tuple[str, dict[str, Any], int]] = {  # what is decoded how -> the reads that a step may take
-    "ar": ("ar", {}, 1),
-    "mars": ("mars", {"threshold": 0.3}, 2),
+    "ar": ("ar", {}, 1), "mars": ("mars", {"threshold": 0.3}, 2),
     "mars-verified in groups": ("mars-verified", {"threshold": 0.3}, 2),
     "mars-verified in a line": ("mars-verified", {"threshold": 0.3, "layout": "linear"}, 2),
-    "medusa": ("medusa", {"tree_width": 3}, 2),
-    "jacobi": ("jacobi", {}, 2),
-    "prompt-lookup": ("prompt-lookup", {}, 2),
+    "medusa": ("medusa", {"tree_width": 3}, 2), "jacobi": ("jacobi", {}, 2), "prompt-lookup": ("prompt-lookup", {}, 2),
     "mars-lookup in groups": ("mars-lookup", {"threshold": 0.3}, 2),
     "mars-lookup in a line": ("mars-lookup", {"threshold": 0.3, "layout": "linear"}, 2),
-    "uno": ("uno", {"threshold": 0.3}, 2),
-    "speculative": ("speculative", {}, 2),
+    "uno": ("uno", {"threshold": 0.3}, 2), "speculative": ("speculative", {}, 2),
     "mars-speculative": ("mars-speculative", {"threshold": 0.3}, 3),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("metered", [False, True])

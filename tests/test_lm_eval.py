@@ -80,15 +80,10 @@ def test_a_batch_size_is_found_wherever_it_is_given(words: str, asked: bool, tmp
     [
         ({"treshold": 0.9}, "no option 'treshold'(.|\n)*did you mean threshold"),
         ({"zzz": 1}, "no option 'zzz'(.|\n)*choose among .*window"),
-        ({"threshold": "high"}, "threshold 'high' is no number"), ({"threshold": "1.5"}, "out of range"),
-        ({"threshold": -0.5, "metric": "entropy"}, "out of range"),
-        ({"method": "ar", "threshold": 0.9}, "takes no threshold"), ({"block_size": "four"}, "window 'four'"),
-        ({"metric": "hope"}, "confidence metric"), ({"method": "magic"}, "unknown method"),
-        ({"untrained_masks": "perhaps"}, "neither true nor false"),
+        ({"threshold": "high"}, "threshold 'high' is no number"), ({"method": "ar", "threshold": 0.9}, "no threshold"),
         ({"compiled": "perhaps"}, "compiled='perhaps' is neither true nor false"),
-        ({"batch_size": "many"}, "batch size 'many' is no whole number"),
-        ({"batch_size": 0}, "batch size 0 is below 1"), ({"prefill_positions": 0}, "prefill positions 0"),
-        ({"dtype": "int3"}, "dtype"), ({"pretrained": None}, "no checkpoint is named"),
+        ({"batch_size": "many"}, "batch size 'many' is no whole number"), ({"batch_size": 0}, "batch size 0 is below"),
+        ({"pretrained": None}, "no checkpoint is named"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_before_anything_is_loaded(

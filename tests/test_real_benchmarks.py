@@ -65,12 +65,9 @@ def scores(exam: Exam, say: Callable[[str], str]) -> dict[str, float]:
 
 # ---- prompts --------------------------------------------------------------------------------------------------------
 STOCK = {
-    "gsm8k": "gsm8k/gsm8k-cot.yaml",
-    "bbh": "bbh/cot_fewshot/{}.yaml",
-    "mmlu_pro": "mmlu_pro/mmlu_pro_{}.yaml",
-    "ifeval": "ifeval/ifeval.yaml",
-    "humaneval": "humaneval/humaneval_instruct.yaml",
-}
+    "gsm8k": "gsm8k/gsm8k-cot.yaml", "bbh": "bbh/cot_fewshot/{}.yaml", "mmlu_pro": "mmlu_pro/mmlu_pro_{}.yaml",
+    "ifeval": "ifeval/ifeval.yaml", "humaneval": "humaneval/humaneval_instruct.yaml",
+}  # fmt: skip
 
 
 @pytest.fixture

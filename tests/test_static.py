@@ -24,21 +24,14 @@ EOS, PAD, MASK, VOCABULARY = 2, 0, 3, 48
 REQUESTS = 60
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "ar": ("ar", {}),
-    "mars": ("mars", {}),
-    "mars-verified, groups": ("mars-verified", {}),
+    "ar": ("ar", {}), "mars": ("mars", {}), "mars-verified, groups": ("mars-verified", {}),
     "mars-verified, two groups": ("mars-verified", {"groups": 2}),
-    "mars-verified, linear": ("mars-verified", {"layout": "linear", "window": 3}),
-    "uno": ("uno", {"window": 3}),
-    "speculative": ("speculative", {"draft_length": 3}),
-    "mars-speculative": ("mars-speculative", {"draft_length": 2}),
-    "medusa, chain": ("medusa", {}),
-    "medusa, tree": ("medusa", {"tree_width": 3}),
-    "jacobi": ("jacobi", {}),
-    "prompt-lookup": ("prompt-lookup", {}),
-    "mars-lookup, groups": ("mars-lookup", {"window": 3, "draft_length": 2}),
+    "mars-verified, linear": ("mars-verified", {"layout": "linear", "window": 3}), "uno": ("uno", {"window": 3}),
+    "speculative": ("speculative", {"draft_length": 3}), "mars-speculative": ("mars-speculative", {"draft_length": 2}),
+    "medusa, chain": ("medusa", {}), "medusa, tree": ("medusa", {"tree_width": 3}), "jacobi": ("jacobi", {}),
+    "prompt-lookup": ("prompt-lookup", {}), "mars-lookup, groups": ("mars-lookup", {"window": 3, "draft_length": 2}),
     "mars-lookup, linear": ("mars-lookup", {"layout": "linear", "window": 3, "draft_length": 2}),
-}
+}  # fmt: skip
 
 
 def llama(seed: int, layers: int = 1) -> Any:

@@ -229,8 +229,6 @@ class Adapting:
         write_atomically(page, page_of(self._base, adapter, self._dtype, plan, results, windows).encode())
         return page
 
-    # ---- the plan ----
-
     def _plan(self, hours: float) -> Plan:
         """The plan, reckoned from a few answers and steps, or as it was before an interruption."""
         file = self._out / "plan.json"
@@ -269,14 +267,10 @@ class Adapting:
         write_atomically(file, json.dumps(asdict(plan), indent=1).encode())
         return plan
 
-    # ---- the steps ----
-
     def _training(self, steps: int, answers: Path) -> tuple[Checkpoints, Recipe]:
         scale = self._scale.adapted(base=self._base, chat_data=str(answers), steps=steps)
         checkpoints = Checkpoints(Run(scale, self._workspace, reporter=self._reporter))
         return checkpoints, checkpoints.recipe(TrainedStage.of(STAGE))
-
-    # ---- the race ----
 
     def _race(self, plan: Plan, adapter: Path) -> tuple[list[Result], tuple[int, ...]]:
         """All contenders on the prompts held out, at batch size 1; and the windows that pay for more rows.

@@ -12,7 +12,7 @@ of its weights. Until the batch has ended, nobody may hang anything on the model
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,19 +34,10 @@ from marsbench.forward.window import Answer, Window, makes_a_graph
 _SILU = (nn.SiLU, type(ACT2FN["silu"]))  # what a model's activation is, if it is not strange
 
 
-class Decoder(Protocol):
-    """A model without its LM head."""
-
-    def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
-        """Run a window.
-
-        Args:
-            cache: prepared for the window.
-            window: the entries.
-            relative: integer [N, S], which entry each slot of a row holds: -1 for what was cached before the window,
-                which all entries see, W for what lies behind it, which none does.
-        """
-        ...
+# A model without its LM head: what it answers to a window, for which the cache has been prepared. The tensor, integer
+# [N, S], says which entry each slot of a row holds: -1 for what was cached before the window, which all entries see, W
+# for what lies behind it, which none does.
+Decoder = Callable[[RaggedCache, Window, Tensor], Answer]
 
 
 def decoder_of(model: Any) -> Decoder:

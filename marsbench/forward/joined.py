@@ -29,9 +29,6 @@ def joins(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-# ---- weights ----
-
-
 def join_sites(sites: Iterable[Site]) -> None:
     """Have the layers of each site lie one below the other; their parameters stay, and become views."""
     for site in sites:
@@ -68,9 +65,6 @@ def _lie_in(whole: Tensor | None, parts: Sequence[Any]) -> bool:
     )
 
 
-# ---- the cache ----
-
-
 def parts_of(slots: int, heads: int) -> Parts:
     """For so many slots at least, and key heads of all rows together; a part's length is a multiple of `ALIGNED`."""
     wanted = max(1, min(slots // _SHORTEST, _BLOCKS // heads))
@@ -84,9 +78,6 @@ def parts_for(keys: Tensor, rows: int, slots: int) -> Parts | None:
         return None
     heads, size = keys.shape[-2:]
     return parts_of(slots, rows * heads if parts_attend(keys.device, keys.dtype, size) else _BLOCKS)
-
-
-# ---- a pass ----
 
 
 class JoinedPass(Pass):

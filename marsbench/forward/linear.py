@@ -123,9 +123,6 @@ def _places(weights: Sequence[Tensor]) -> _Places:
     return tuple(weight.data_ptr() for weight in weights)
 
 
-# ---- the layers that read the same values ----
-
-
 class Joined(NamedTuple):
     """The weights of a site's layers, one below the other."""
 
@@ -243,9 +240,6 @@ def packing_in_words() -> dict[str, Any]:
         return {}
     total = sum(weight.nbytes for copy in COPIES.values() for weight in copy.weights)
     return {"packing": {"bytes": total, "by": ["native"], "times_torch": times_torch()}}
-
-
-# ---- an adapter's maps ----
 
 
 class _Maps(NamedTuple):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -77,11 +77,10 @@ def makes_a_graph() -> bool:
 
 WIDEST_KEPT = 256  # entries
 KEPT: list[Any] = []  # what keeps, of every function
-_Shape = ParamSpec("_Shape")
-_Made = TypeVar("_Made")
+_Make = TypeVar("_Make", bound=Callable[..., Any])
 
 
-def kept(make: Callable[Concatenate[int, _Shape], _Made]) -> Callable[Concatenate[int, _Shape], _Made]:
+def kept(make: _Make) -> _Make:
     """Have what a function makes of shapes, of which a window's width comes first, made once, but not in a graph.
 
     The shapes of decoding steps recur, and 64 of them hold 4 MiB at most. A prompt's is seen once and may be as large
@@ -91,9 +90,7 @@ def kept(make: Callable[Concatenate[int, _Shape], _Made]) -> Callable[Concatenat
     KEPT.append(keeping)
 
     @wraps(make)
-    def made(width: int, /, *shape: _Shape.args, **named: _Shape.kwargs) -> _Made:
-        if width <= WIDEST_KEPT and not makes_a_graph():
-            return keeping(width, *shape, **named)  # type: ignore[arg-type]  # ints and devices
-        return make(width, *shape, **named)
+    def made(width: int, /, *shape: Any) -> Any:
+        return (keeping if width <= WIDEST_KEPT and not makes_a_graph() else make)(width, *shape)
 
-    return made
+    return cast("_Make", made)
