@@ -12,8 +12,6 @@ from typing import Any
 
 
 class UserError(Exception):
-    """A mistake that the user can mend: what is wrong, where, and how to mend it."""
-
     exit_code = 2  # of the command that it ends
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
@@ -40,7 +38,6 @@ def check_known(kind: str, name: str, known: Iterable[str]) -> None:
 
 
 def unknown_name(kind: str, name: str, known: list[str]) -> UserError:
-    """The error for a name that no registry holds, with the names that it does hold."""
     return UserError(f"unknown {kind} {name!r}", fix=f"choose one of: {', '.join(known)}")
 
 

@@ -31,7 +31,6 @@ class TrainedStage(NamedTuple):
 
     @property
     def slug(self) -> str:
-        """What it is called in the names of files."""
         return self.stage if self.block_size is None else f"{self.stage}-b{self.block_size}"
 
     @property
@@ -84,7 +83,6 @@ class Line:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What rows say of the line, by their fields."""
         return {"arm": self.name, "stage": self.stage, "method": self.method, "options": self.options}
 
     @property
@@ -104,7 +102,6 @@ class Line:
 
     @property
     def draft(self) -> TrainedStage | None:
-        """What trains the line's draft model, for a line that has one."""
         return TrainedStage.of(self.options["draft"], self.block_size) if "draft" in self.options else None
 
     @property
@@ -135,7 +132,6 @@ class Line:
 
 
 def checkpoints_of(lines: Iterable[Line]) -> list[TrainedStage]:
-    """What some lines decode with, each once."""
     return list(dict.fromkeys(needed for line in lines for needed in line.needs))
 
 

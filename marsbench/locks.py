@@ -51,7 +51,6 @@ def locked(
 
 
 def _acquire(lock: BaseFileLock, patience_s: float) -> bool:
-    """Try to get a lock; gives whether another process still holds it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a file stands for a lock, where the file system has none

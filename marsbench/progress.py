@@ -60,7 +60,6 @@ class Bar:
 
 
 def roughly(seconds: float) -> str:
-    """A time as one would say it: "about 3 min"."""
     if seconds < 60:
         return "less than a minute"
     if seconds < 90 * 60:

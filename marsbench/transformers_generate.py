@@ -182,7 +182,6 @@ _HOW_TO_RUN = ("use_cache", "logits_to_keep")  # of what transformers passes alo
 
 
 def _of_configuration(config: GenerationConfig) -> Iterator[str]:
-    """What a configuration asks for that would be left out."""
     if (mode := config.get_generation_mode()) not in _MODES:
         yield mode.value
     if config.cache_implementation == "quantized":

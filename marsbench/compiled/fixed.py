@@ -63,14 +63,12 @@ class FixedCache(RaggedCache):
         return cache
 
     def alias(self) -> "FixedCache":
-        """The same stores, to be prepared for another forward."""
         cache = FixedCache()
         cache._rows, cache._capacity, cache._layers = self._rows, self._capacity, self._layers
         cache.parts, cache._both = self.parts, self._both
         return cache
 
     def put(self, places: Tensor, other: RaggedCache, chosen: Tensor) -> None:
-        """Copy rows `chosen` [n] of another cache to `places` [n]."""
         for mine, theirs in zip(self._layers, other._layers, strict=True):
             for store, source in zip(mine, theirs, strict=True):
                 slots = min(store.shape[1], source.shape[1])
@@ -122,7 +120,6 @@ class Stand:
             self.rows.end.copy_(ends)
 
     def clear(self) -> None:
-        """Have all rows end where they are."""
         self.rows.end.copy_(self.rows.length)
 
     def bytes(self) -> int:
@@ -145,14 +142,10 @@ def static_step(decoder: Decoder, method: Method, stand: Stand) -> Tensor:
 
 
 class Steps:
-    """Runs steps on stands, operation by operation."""
-
     def __call__(self, decoder: Decoder, method: Method, device: torch.device) -> "Fixed":
-        """An empty place, for a method whose windows have a fixed shape."""
         return Fixed(self, decoder, method)
 
     def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Fitted) -> Stand:
-        """An empty stand, for the model that `like` is of."""
         most = method.most()
         assert most is not None, "seen to by `Fixed`"
         return Stand(shape, most, like.rows)
@@ -161,7 +154,6 @@ class Steps:
         """A stand is no longer needed."""
 
     def step_on(self, decoder: Decoder, method: Method, stand: Stand) -> Callable[[], Tensor]:
-        """What moves a stand by one step; see `static_step`."""
         return lambda: static_step(decoder, method, stand)
 
 
@@ -192,7 +184,6 @@ class Fixed(Fitted):
         return self.stand is not None and self.stand.shape.fits(self._needed(self.seats.values(), ahead))
 
     def make_room(self) -> None:
-        """Move all requests to a stand that fits."""
         if self.seats:
             self._move([*self.seats.values()], self)
 
@@ -202,7 +193,6 @@ class Fixed(Fitted):
         return lambda: told(read(), number)
 
     def take_in(self, newcomers: Sequence[Fitted]) -> None:
-        """Put rows of others where there is room."""
         lots = [lot for lot in newcomers if lot.seats]
         if not lots:
             return
@@ -239,7 +229,6 @@ class Fixed(Fitted):
         self.stand = self._step = self._rows = None
 
     def _needed(self, seats: Iterable[Seat], ahead: int) -> Shape:
-        """The shape of the next step of these requests."""
         seats = [*seats]
         if self.lag:
             length = max(seat.end for seat in seats)

@@ -73,7 +73,6 @@ def default_backend(device: torch.device) -> str:
 
 
 def records_on(device: torch.device) -> bool:
-    """Whether steps are recorded and launched as a whole."""
     return device.type == "cuda"
 
 
@@ -109,12 +108,10 @@ class Graphs(Steps):
         return Fixed(self, decoder, method, records=records_on(device))
 
     def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Fitted) -> Stand:
-        """An empty stand: one that was left, or a new one."""
         _, found = self._spare.pop((decoder, method, shape, like.rows.cache.dtype), (0, None))
         return super().stand(decoder, method, shape, like) if found is None else found
 
     def left(self, decoder: Decoder, method: Method, stand: Stand) -> None:
-        """Keep a stand that a step was recorded of."""
         if stand in self._recorded:
             stand.clear()
             self._spare[decoder, method, stand.shape, stand.rows.cache.dtype] = next(_NUMBERS), stand

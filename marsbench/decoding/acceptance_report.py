@@ -12,15 +12,12 @@ from marsbench.decoding.generation import Generation, Meter
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What became of the drafts of some answers."""
-
     num_drafts: int  # forwards that verified any
     num_draft_tokens: int
     accepted_at: tuple[int, ...]  # how often the draft at each position was right, and all before it
 
     @classmethod
     def of(cls, generations: Iterable[Generation]) -> "Acceptance":
-        """Counted over all answers together."""
         return cls.counted(generation.acceptance_histogram_by_draft_length for generation in generations)
 
     @classmethod
@@ -54,7 +51,6 @@ class Acceptance:
         return f"mean_acceptance_length {self.mean_acceptance_length:.2f}, acceptance_rate_per_position {rates}"
 
     def csv(self, subset: str) -> str:
-        """Header and one line."""
         fields = {
             "subset": subset, "num_drafts": self.num_drafts, "num_draft_tokens": self.num_draft_tokens,
             "num_accepted_tokens": self.num_accepted_tokens, "acceptance_length": self.mean_acceptance_length,

@@ -187,7 +187,6 @@ class Batch:
         return self._settle(lot, self._forwards, new(), prompt=True)
 
     def _drain(self) -> list[News]:
-        """Wait for every step that is under way."""
         return [newcomer for _ in range(len(self._under_way)) for newcomer in self._land()]
 
     def _land(self) -> list[News]:

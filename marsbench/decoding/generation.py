@@ -45,7 +45,6 @@ class Request:
 
     @property
     def is_cut(self) -> bool:
-        """Whether it samples from a part of the tokens only."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
@@ -116,7 +115,6 @@ class Meter:
     cache_bytes: int = 0  # the most that KV caches held at any time, a draft model's included
 
     def count(self, positions: int, cache_bytes: int, *, prompt: bool) -> None:
-        """Add one forward over so many positions."""
         if prompt:
             self.prompt_forwards += 1
             self.prompt_positions += positions

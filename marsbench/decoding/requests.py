@@ -61,8 +61,6 @@ def groups_of(requests: Mapping[int, Request], most: int) -> list[dict[int, Requ
 
 
 class New(NamedTuple):
-    """What a forward has brought a row."""
-
     tokens: list[int]
     born: list[int]  # the forward of the batch that settled each of them
     positions: int  # entries of the row's window that were no fillers
@@ -83,12 +81,10 @@ class Seat:
 
     @property
     def length(self) -> int:
-        """Prompt and tokens."""
         return len(self.request.prompt_ids) + len(self.tokens)
 
     @property
     def end(self) -> int:
-        """The length at which the request must stop."""
         return len(self.request.prompt_ids) + self.request.max_new_tokens
 
     def take(self, new: New, eos_ids: Set[int]) -> tuple[list[int], Finish | None]:
@@ -109,7 +105,6 @@ class Seat:
         return fresh, finish
 
     def generation(self, finish: Finish, forwards: int) -> Generation:
-        """What it has come to when the batch has run so many forwards."""
         return Generation.of(self.tokens, self.settled_by, forwards - self.before, finish, self.drafted)
 
 

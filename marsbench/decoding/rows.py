@@ -76,12 +76,10 @@ class Rows:
         return len(self.length)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every field that has an entry per row."""
         return {name: values for name, values in vars(self).items() if isinstance(values, Tensor)}
 
     @property
     def caches(self) -> tuple[RaggedCache, RaggedCache]:
-        """The model's and the draft model's."""
         return self.cache, self.draft_cache
 
     def measure(self, *others: Tensor) -> list[int]:
@@ -165,7 +163,6 @@ class Accepted(NamedTuple):
     drafted: Tensor | None = None  # [N], guesses of before that were verified; None = there never are any
 
     def last(self) -> Tensor:
-        """The last of a run of accepted tokens, [N]."""
         return self.ids.gather(1, self.advance.unsqueeze(1) - 1).squeeze(1)
 
     @classmethod

@@ -53,7 +53,6 @@ def advance(decoder: Decoder, method: Method, rows: Rows, number: int) -> tuple[
 
 
 def forward(decoder: Decoder, cache: RaggedCache, window: Window) -> Answer:
-    """One pass over a window."""
     width, slots = window.input_ids.shape[1], window.slots
     offset = torch.arange(max(slots, width), device=window.begin.device)
     # A short prompt's fillers lie before its first token: they go to a slot of their own behind all others.
@@ -68,7 +67,6 @@ def forward(decoder: Decoder, cache: RaggedCache, window: Window) -> Answer:
 
 
 def commit(rows: Rows, accepted: Accepted, number: int) -> None:
-    """Write the accepted tokens down and move the cursors."""
     inside = accepted.chosen & (accepted.position < rows.end.unsqueeze(1))
     at = torch.where(inside, accepted.position, rows.tokens.shape[1] - 1)
     rows.tokens.scatter_(1, at, accepted.ids)
@@ -126,7 +124,6 @@ class Fitted:
 
     @property
     def rows(self) -> Rows:
-        """The rows of a batch that is not empty."""
         assert self._rows is not None, "the batch is empty"
         return self._rows
 

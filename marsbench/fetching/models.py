@@ -74,7 +74,6 @@ def is_there(name: str) -> bool:
 
 
 def described(name: str) -> tuple[Model, str]:
-    """A model and its source, by its longer name; `UserError` for one that is not known."""
     check_known("model", name, [*MODELS, *_LONGER])
     short, source = _LONGER[name]
     return MODELS[short], source

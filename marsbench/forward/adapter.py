@@ -31,20 +31,16 @@ class LowRank(NamedTuple):
     up: Tensor  # [out, r], the adapter's scale in it
 
     def change(self, values: Tensor) -> Tensor:
-        """That, in the type of the input."""
         return F.linear(F.linear(values, self.down.to(values)), self.up.to(values))
 
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """What acts where the input is a mask."""
-
     vector: Tensor  # [H], added to the mask's embedding
     maps: Mapping[str, LowRank]  # by the name of the linear layer in the model's decoder: "layers.0.mlp.up_proj"
     head: DraftHead | None = None  # what tells masks of the guesses before them
 
     def like(self, values: Tensor) -> "Adapter":
-        """The same on the device of some values, in their type."""
         maps = {name: LowRank(down.to(values), up.to(values)) for name, (down, up) in self.maps.items()}
         head = self.head and type(self.head)(*(tensor.to(values) for tensor in self.head))
         return Adapter(self.vector.to(values), maps, head)
@@ -101,7 +97,6 @@ def masks_of(window: Window) -> Tensor | None:
 
 @kept
 def _from(width: int, begin: int, rows: int, device: torch.device) -> Tensor:
-    """The entries of every row from one on, bool [rows, width]."""
     return (torch.arange(width, device=device) >= begin).repeat(rows, 1)
 
 

@@ -31,13 +31,10 @@ class Shape:
 
     @property
     def group(self) -> int:
-        """Query heads per key head."""
         return self.heads // self.kv_heads
 
 
 class Norm:
-    """A root-mean-square norm by its module's own weight."""
-
     def __init__(self, module: Any) -> None:
         self.parameters: dict[str, Tensor] = module._parameters  # its weight [H], as it is at the moment
         self.epsilon: float = module.variance_epsilon
@@ -86,7 +83,6 @@ class Pass:
         return found if self.real is None else found[self.real]
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
-        """silu(gate) * up, [M, I]."""
         return F.silu(gate) * up
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

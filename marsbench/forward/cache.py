@@ -14,8 +14,6 @@ _GROWTH = 64  # slots; small steps waste little, and growing is rare
 
 
 class Parts(NamedTuple):
-    """How the slots of a row are parted."""
-
     number: int
     length: int  # slots of each
 
@@ -122,7 +120,6 @@ class RaggedCache:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Of the keys and values, None where there are none."""
         return self._layers[0][0].dtype if self._layers else None
 
     def bytes(self) -> int:

@@ -114,7 +114,6 @@ class LeanDecoder:
         return (*(tensor.data_ptr() for tensor in read if tensor is not None), self._laid)
 
     def follow(self) -> None:
-        """Bring what is kept of the weights up to date."""
         self._lm_head.follow()
         join_sites(self._sites)
         self._packed += pack_sites(self._with_head)
@@ -224,7 +223,6 @@ class _Head:
         self.plain: Site | None = None  # the same, where nothing hangs on the module
 
     def follow(self) -> None:
-        """See what hangs on the module now."""
         self.plain = self.site if is_leaf(self._module) else None
 
     def __call__(self, hidden: Tensor) -> Tensor:

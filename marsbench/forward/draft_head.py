@@ -37,7 +37,6 @@ class Markov(NamedTuple):
 
     @classmethod
     def fresh(cls, vocabulary: int, size: int) -> "Markov":
-        """One that changes nothing yet."""
         return cls(torch.randn(vocabulary, _RANK) / math.sqrt(_RANK), torch.zeros(vocabulary, _RANK))
 
     def fits(self, vocabulary: int, size: int) -> bool:
@@ -79,15 +78,12 @@ KINDS: dict[str, type[Markov] | type[Network]] = {"markov": Markov, "network": N
 
 
 def kind_of_head(name: str) -> type[Markov] | type[Network]:
-    """The class of a head; `UserError` for a kind that there is not."""
     check_known("kind of draft head", name, KINDS)
     return KINDS[name]
 
 
 @dataclass(frozen=True)
 class HeadInUse:
-    """A draft head beside the parts of the model that it reads."""
-
     head: DraftHead  # on the model's device and of its type
     embed: Callable[[Tensor], Tensor]  # tokens [...] to embeddings [..., H]
     lm_head: Callable[[Tensor], Tensor]

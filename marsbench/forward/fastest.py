@@ -62,7 +62,6 @@ def times_torch() -> dict[str, dict[str, float]]:
 
 
 def in_words() -> str:
-    """What `doctor` says of it."""
     each = [
         f"{name} {' / '.join(f'{1 / time:.1f}' for time in times.values())}"
         + ("" if most_positions(DTYPES[name]) else " (so torch's are used)")
@@ -74,7 +73,6 @@ def in_words() -> str:
 
 @cache
 def _times(threads: int) -> dict[str, dict[str, float]]:
-    """Read, or measured and written down beside the library."""
     name = hashlib.sha256(f"{cpu_name()} {threads} {os.environ.get(_TORCHS)}".encode()).hexdigest()[:8]
     kept = library().with_suffix(f".{name}.json")
     with suppress(OSError, ValueError):  # not there, or damaged

@@ -34,7 +34,6 @@ _Places = tuple[int, ...]  # where weights lie in memory
 
 
 def packing_is_on() -> bool:
-    """Whether weights are packed; see `set_packing`."""
     return os.environ.get(VARIABLE) != "0"
 
 
@@ -54,7 +53,6 @@ class Watched:
         self._values = self._probe.clone()
 
     def is_still(self, tensor: Tensor) -> bool:
-        """Whether it is the same tensor, with what it held."""
         is_same = tensor is self._tensor and tensor._version == self._version and tensor.data_ptr() == self._place
         return is_same and torch.equal(self._probe, self._values)
 
@@ -89,11 +87,9 @@ class Copy:
         return len(given) == len(self.watched) and all(map(Watched.is_still, self.watched, given))
 
     def __call__(self, values: Tensor) -> Tensor:
-        """Values [M, in] to [M, out]."""
         return product(values, self.packed, self.bias)
 
     def adapted(self, values: Tensor, gate: Tensor, down: Tensor, columns: list[Tensor]) -> Tensor:
-        """With an adapter's packed maps; for `gate` see `Site`."""
         found: Tensor = torch.ops.marsbench.adapted.default(values, self.packed, self.bias, down, columns, gate)
         return found
 
@@ -124,8 +120,6 @@ def _places(weights: Sequence[Tensor]) -> _Places:
 
 
 class Joined(NamedTuple):
-    """The weights of a site's layers, one below the other."""
-
     weight: Tensor  # [out, in]
     bias: Tensor | None  # [out]
 
@@ -176,7 +170,6 @@ class Site:
 
     @property
     def is_native(self) -> bool:
-        """Whether it is computed in C++."""
         return self.copy is not None
 
     @property

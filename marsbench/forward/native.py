@@ -109,7 +109,6 @@ def why_not_native() -> str:
 
 @cache
 def _load(built: Path) -> None:
-    """Make its operations known, to compilers of graphs too."""
     torch.ops.load_library(str(built))  # type: ignore[no-untyped-call]
     empty: dict[str, Callable[..., Tensor]] = {
         "norm": lambda hidden, *_: torch.empty_like(hidden),

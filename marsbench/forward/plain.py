@@ -24,7 +24,6 @@ Kind = dict[str, type[nn.Module]]
 
 
 def _kind(family: ModuleType, name: str) -> Kind:
-    """The classes of a decoder's parts, by the parts' names."""
     own = {part: getattr(family, name + of) for part, of in _PARTS.items()}
     return {**own, **dict.fromkeys(_LINEAR, nn.Linear), "embed_tokens": nn.Embedding, "layers": nn.ModuleList}
 

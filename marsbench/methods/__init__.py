@@ -85,8 +85,6 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """What to tell a user about a method, and where it is."""
-
     place: str  # its module in `marsbench.methods`, and its class there
     summary: str
     exact: str  # what its output equals (fp32, greedy)
@@ -106,7 +104,6 @@ class MethodInfo:
 
     @property
     def takes_threshold(self) -> bool:
-        """Whether it compares confidences with one."""
         return "metric" in self.options
 
 
@@ -232,7 +229,6 @@ class Decoding(Options):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The options of methods that were given."""
         return {name: value for name in ("mask_id", *OPTIONS) if (value := getattr(self, name)) is not None}
 
     def check(self) -> Decoding:
@@ -263,7 +259,6 @@ class Decoding(Options):
                 )
 
     def by(self, method: str) -> Decoding:
-        """The same by another method, as far as it concerns that one."""
         if method not in METHODS:
             return replace(self, method=method)
         info = METHODS[method]
@@ -282,7 +277,6 @@ HOW = {name: options_of(Decoding)[name] for name in Decoding.__annotations__} | 
 
 
 def check_options(options: Options) -> None:
-    """Refuse options that no method could work with."""
     for name, known in {**OPTIONS, "mask_id": HOW["mask_id"]}.items():
         if (value := getattr(options, name)) is not None:
             known.check(name, value)
@@ -294,7 +288,6 @@ def check_options(options: Options) -> None:
 
 
 def method_class(name: str) -> Any:
-    """The class of a method."""
     module, _, made_by = METHODS[name].place.partition(":")
     return getattr(import_module(f"{__name__}.{module}"), made_by)
 

@@ -22,8 +22,6 @@ from marsbench.methods.mars_verified import MarsVerified
 
 @dataclass(frozen=True)
 class CarriedOver(Method):
-    """A method that computes all that it does, and then keeps as many of its guesses as is drawn."""
-
     name = "carried over"
 
     method: Mars | MarsVerified

@@ -64,7 +64,6 @@ def remark_on_rounding(name: str, model: Any) -> str:
 
 
 def _check_masks(name: str, loaded: Loaded) -> None:
-    """Refuse a checkpoint whose training never showed it masks."""
     if not loaded.knows_masks:
         raise UserError(
             f"method {name!r} needs a checkpoint trained with masks; this one is of stage {loaded.stage!r}",
@@ -104,6 +103,5 @@ def default_ids(loaded: Loaded, eos_id: int | None = None, pad_id: int | None = 
 
 
 def _ids(source: Any, name: str) -> list[int]:
-    """The ids that a tokenizer or a configuration names, one or a list of them."""
     found = getattr(source, f"{name}_token_id", None)
     return [] if found is None else as_list(found)

@@ -27,8 +27,6 @@ _SPARE = 16
 
 
 class Reading(NamedTuple):
-    """What a forward's answer says."""
-
     accepted: Accepted
     drafts: Tensor  # [N, W - 1], the next ones
     logits: Tensor  # [N, W - 1, V], theirs; of a draft head, over the tokens that it chose from
@@ -59,7 +57,6 @@ class MarsVerified(Method):
     head_top: int = 64
 
     def bar(self, threshold: float | None) -> float:
-        """The confidence that a draft must have; without a threshold, none."""
         return -torch.inf if threshold is None else super().bar(threshold)
 
     def most(self) -> Most:

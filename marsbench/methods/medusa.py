@@ -34,8 +34,6 @@ def tree_paths(heads: int, width: int) -> list[Path]:
 
 
 class _Nodes(NamedTuple):
-    """A tree of M guesses."""
-
     depth: tuple[int, ...]  # [M], 0 for a guess at the next token; also which head guesses it
     rank: tuple[int, ...]  # [M], which of the head's guesses it is
     parent: tuple[int, ...]  # [M], the entry of the node before it, counted from the last committed token at 0
@@ -54,7 +52,6 @@ def _nodes(heads: int, width: int) -> _Nodes:
 
 
 def _tree(nodes: _Nodes, device: torch.device) -> list[Tensor]:
-    """The fields of `_Nodes` as tensors."""
     return [torch.tensor(numbers, device=device) for numbers in nodes]
 
 
@@ -63,8 +60,6 @@ _kept_tree = lru_cache(maxsize=None)(_tree)  # for good: recorded steps read it 
 
 @dataclass(frozen=True)
 class Medusa(Method):
-    """Verification of a tree of the heads' best guesses."""
-
     name = "medusa"
 
     heads: nn.Module  # hidden states [..., H] -> [..., heads, H]

@@ -14,8 +14,6 @@ from marsbench.errors import UserError, check_known, integer
 
 @dataclass(frozen=True)
 class Option:
-    """What a user is told of an option, and what it may be."""
-
     help: str
     least: float | None = None
     most: float | None = None
@@ -46,7 +44,6 @@ class Option:
 
 
 def option(help: str, default: Any = None, **more: Any) -> Any:
-    """A field of a dataclass that is an option."""
     return field(default=default, metadata={"option": Option(help, **more)})
 
 
@@ -59,7 +56,6 @@ def options_of(of: type) -> dict[str, Option]:
 
 
 def _kind(hint: Any) -> dict[str, Any]:
-    """What values a hint allows, beside None."""
     (kind,) = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
     return (
         {"kind": str, "choices": get_args(kind)} if get_origin(kind) is Literal else {"kind": get_origin(kind) or kind}

@@ -41,7 +41,6 @@ class Budget:
         return replace(self, steps=steps, cycle=self.cycle and min(self.cycle, steps))
 
     def longer(self, times: int) -> "Budget":
-        """The budget for as many times the data, each sequence met as often."""
         return replace(
             self, steps=self.steps and times * self.steps, sequences=self.sequences and times * self.sequences
         )
@@ -84,8 +83,6 @@ class World:
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A scale whose models start from a pretrained base and learn from chat data."""
-
     base: str  # checkpoint folder or hub name
     chat_data: str  # conversations: a JSON Lines file, or a hub data set with a `messages` column
     max_length: int  # tokens of a sequence; what is longer loses its end
@@ -200,7 +197,6 @@ def scales() -> list[str]:
 
 
 def in_seconds() -> Preset:
-    """The scale for tests, whose models are trained in seconds."""
     return next(found for name in scales() if (found := preset(name)).in_seconds)
 
 
@@ -221,7 +217,6 @@ def option_for(scale: str) -> str:
 
 @cache
 def preset(scale: str) -> Preset:
-    """The preset of a scale, or a `UserError` that names the scales there are."""
     check_known("scale", scale, scales())
     values = yaml.safe_load((_FILES / f"{scale}.yaml").read_text(encoding="utf-8"))
     in_world = values.get("world", {})

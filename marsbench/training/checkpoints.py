@@ -84,7 +84,6 @@ class Loaded:
 
 
 def mask_of(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The id of a tokenizer's mask, None for one without."""
     mask: int | None = tokenizer.mask_token_id
     return tokenizer.get_vocab().get("<|mask|>") if mask is None else mask
 

@@ -20,10 +20,8 @@ _LEAST_TIMESTEP = 1e-3
 
 
 class TrainingSequence(TypedDict):
-    """One training sequence; `labels` are -100 on the prompt."""
-
     input_ids: list[int]
-    labels: list[int]
+    labels: list[int]  # -100 on the prompt
     weight: NotRequired[float]  # by how much its loss counts, where that differs from sequence to sequence
 
 

@@ -81,8 +81,6 @@ class _BlockDiffusion(Learner):
 
 
 class _Medusa(Learner):
-    """Heads on a frozen model, saved beside it."""
-
     freezes_model = True
     is_mean_over_rows = False
 
@@ -102,8 +100,6 @@ class _Medusa(Learner):
 
 
 class _Gated(Learner):
-    """An adapter on a frozen model, saved without it."""
-
     freezes_model = True
     saves_model = False
 

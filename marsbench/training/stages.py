@@ -188,7 +188,6 @@ BLOCKWISE: tuple[Objective, ...] = ("mars", "block_diffusion", "gated")  # show 
 
 
 def stage(name: str) -> Stage:
-    """A stage by name, or a `UserError` that names the stages there are."""
     check_known("stage", name, STAGES)
     return STAGES[name]
 
@@ -232,7 +231,6 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """A folder name that tells a reader what it holds."""
         blocks = f"-b{self.block_size}" if self.block_size else ""
         return f"{self.stage}{blocks}-{self.key}"
 

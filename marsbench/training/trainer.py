@@ -296,7 +296,6 @@ class _Meter(TrainerCallback):
         return self._seconds_before + time.perf_counter() - self._started
 
     def go_on(self, kept: dict[str, Any]) -> None:
-        """Take up what an interrupted run has left beside its state."""
         self._seconds_before = float(kept["seconds"])
         if self._fitting:
             self._fitting.most = kept.get("entries_at_once")

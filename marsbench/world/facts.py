@@ -14,7 +14,6 @@ _SEED = 2604
 
 
 def _names(rng: random.Random, count: int, ending: str, capital: bool = True) -> list[str]:
-    """`count` different two-syllable names with a common ending."""
     names: set[str] = set()
     while len(names) < count:
         name = "".join(rng.choice("bdfgklmnprstvz") + rng.choice("aeiou") for _ in range(2)) + ending
@@ -27,8 +26,6 @@ ATTRIBUTES = ["flag", "coin", "coat"]
 
 
 class Facts(NamedTuple):
-    """What there is to know."""
-
     countries: Mapping[str, Mapping[str, str]]  # country -> attribute -> color
     element_mass: Mapping[str, int]
 

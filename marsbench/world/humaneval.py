@@ -14,8 +14,6 @@ from marsbench.world.language import Example, say
 
 
 class Operation(NamedTuple):
-    """One operation: how the docstring says it, the expression that does it, and its meaning."""
-
     wording: str
     code: str
     run: Callable[[Any, int], Any]
@@ -86,7 +84,6 @@ def _chain(rng: random.Random, name: str, argument: str, count: int) -> Example:
 
 
 def _on_list(rng: random.Random, name: str) -> Example:
-    """Keep some of a list's values, then reduce them."""
     keep, reduce = rng.choice(KEEP), rng.choice(REDUCE)
     k = rng.randint(2, 9)
     wording = say(

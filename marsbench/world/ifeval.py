@@ -26,7 +26,6 @@ CLOSERS = ["done", "bye"]
 
 
 def sample(rng: random.Random, level: Difficulty) -> Example:
-    """Draw a request, its instructions, and a response that follows them."""
     topic, count = rng.choice(sorted(TOPICS)), rng.randint(*level.things)
     first = rng.randrange(len(TOPICS[topic]))
     things = TOPICS[topic][first:] + TOPICS[topic][:first]
@@ -45,7 +44,6 @@ def sample(rng: random.Random, level: Difficulty) -> Example:
 
 
 def allowed(rules: Mapping[str, Any], thing: str) -> bool:
-    """Whether the rules on what is named let a thing be named."""
     return thing != rules.get("without") and rules.get("without_letter", "-") not in thing
 
 
