@@ -502,12 +502,25 @@ def test_a_step_settles_as_much_as_was_said(name: str, mean: float, fixed: bool)
     assert decode(model, method, requests, eos_id=-1, pad_id=PAD, kind=kind) == done, "the draw has a seed"
 
 
+def test_a_table_of_another_suite_is_read(tmp_path: Path) -> None:
+    """Guards against tables that we cannot read."""
+    file = tmp_path / "theirs.yaml"
+    file.write_text("their-model:\n  thinking_on: {3: '2.5', 1: 1.4}\n")
+    theirs = carried_of({"file": str(file)}, 1)
+    assert theirs.rates == pytest.approx((0.4,)) and "theirs.yaml" in theirs.source
+    file.write_text("mars-7b: {thinking_on: {3: 9.9}, thinking_off: {3: 2.4}}\n")
+    assert sum(carried_of({"file": str(file)}, 3).rates) == pytest.approx(1.4)
+    with pytest.raises(UserError, match="nothing for 2 drafts"):
+        carried_of({"file": str(file)}, 2)
+
+
 @pytest.mark.parametrize(
     ("said", "why"),
     [
         ({"mean": 5}, "cannot settle 5"), ({"mean": 0.5}, "cannot settle"), ({"rates": [0.9, 0.95, 0.1]}, "no rates"),
         ({"rates": [0.9]}, "no rates of 3"), ({"mean": 2, "rates": [1]}, "not understood"), ("often", "not understood"),
-        ({"published": "chess"}, "no tokens per forward of chess"), ({"mean": 2, "scale": "7b"}, "not understood"),
+        ({"published": "chess"}, "no tokens per forward of chess"), ({"file": "/nowhere.yaml"}, "no table"),
+        ({"mean": 2, "scale": "7b"}, "not understood"),
     ],
 )  # fmt: skip
 def test_what_is_not_understood_is_refused(said: Any, why: str) -> None:

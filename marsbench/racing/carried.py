@@ -3,18 +3,27 @@
 So random weights of a true shape race as trained ones would: what a step computes is real, what it accepts is drawn.
 Other suites call it forced or synthetic acceptance. What such a method writes means nothing, and no claim on accuracy
 may stand on it.
+
+A table in YAML, as other suites exchange them, says the mean tokens of a step by its number of drafts:
+
+    model:
+      thinking_off: {1: 1.7, 3: 2.4}
 """
 
 import random
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import yaml
 
 from marsbench.errors import UserError
 from marsbench.paper import published
 
 _DRAWS = 4096  # made ahead: a step looks one up for each row
-_KINDS = ("mean", "rates", "published")
+_MODE = "thinking_off"  # in the YAML of other suites; MARS has no other
+_KINDS = ("mean", "rates", "published", "file")
 
 
 class Carried(NamedTuple):
@@ -31,10 +40,10 @@ def draws_of(rates: Sequence[float], seed: int = 0) -> list[int]:
 
 
 def carried_of(said: Any, guesses: int, where: str = "") -> Carried:
-    """What a grid says of a contender's acceptance, for so many guesses: `mean`, `rates` or `published`.
+    """What a grid says of a contender's acceptance, for so many guesses: `mean`, `rates`, `published` or `file`.
 
     `published` is a benchmark, or `average`, of the paper's Table 4 at tau = .95, with `scale` (7b) and `block_size`
-    (guesses + 1) beside it.
+    (guesses + 1) beside it; `file` is a table in YAML.
 
     Raises:
         UserError: it says something else, or asks for more than can be kept.
@@ -55,6 +64,8 @@ def carried_of(said: Any, guesses: int, where: str = "") -> Carried:
         return Carried(rates, f"rates {', '.join(f'{rate:g}' for rate in rates)}")
     if kind == "published":
         value, source = _published(value, said.get("scale", "7b"), said.get("block_size", guesses + 1), where)
+    elif kind == "file":
+        value, source = _in_file(Path(str(value)), guesses), str(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= guesses + 1:
         raise UserError(
             f"a step of {guesses} guesses cannot settle {value} tokens", where=where, fix=f"give 1 to {guesses + 1}"
@@ -84,3 +95,16 @@ def _published(benchmark: Any, scale: str, block_size: int, where: str) -> tuple
             fix="name one of its benchmarks, or average, a scale of 0.5b or 7b, and a block size of its Table 4",
         )  # fmt: skip
     return found[0], f"the paper's Table 4, {benchmark}, {scale}, B = {block_size}, tau = 0.95"
+
+
+def _in_file(file: Path, guesses: int) -> Any:
+    try:
+        (modes,) = yaml.safe_load(file.read_text(encoding="utf-8")).values()
+        by_guesses = {int(number): float(mean) for number, mean in modes.get(_MODE, next(iter(modes.values()))).items()}
+    except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, StopIteration, RecursionError) as error:
+        raise UserError(f"no table of acceptance: {error}", where=str(file), fix="see docs/sweeps.md") from error
+    if guesses not in by_guesses:
+        raise UserError(
+            f"it has nothing for {guesses} drafts", where=str(file), fix=f"it has: {', '.join(map(str, by_guesses))}"
+        )
+    return by_guesses[guesses]
