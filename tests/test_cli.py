@@ -31,7 +31,7 @@ from marsbench.evaluation.humaneval import LOCAL_FILE
 from marsbench.presets import preset
 from marsbench.progress import Bar, all_processes, roughly
 from marsbench.provenance import others_cores, provenance, warning
-from marsbench.rendering.page import busy_remark
+from marsbench.rendering.sections import busy_remark
 from marsbench.rows.kinds import SweepRow
 from marsbench.rows.workspace import Workspace
 from marsbench.statistics.intervals import LEVEL, QUANTILE

@@ -32,11 +32,7 @@ def merged(files: Sequence[Path]) -> list[Row]:
 
 
 def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
-    """The rows that meet all conditions, each FIELD=VALUE with a field as in the table, such as `options.threshold`.
-
-    Raises:
-        UserError: a condition is no FIELD=VALUE, or no row has such a field.
-    """
+    """The rows that meet all conditions, each FIELD=VALUE with a field as in the table, such as `options.threshold`."""
     kept = [(row, _flat(to_json(row))) for row in rows]
     for condition in conditions:
         name, equals, value = condition.partition("=")
@@ -102,9 +98,6 @@ def _one_type(column: "pd.Series[Any]") -> "pd.Series[Any]":
 
 def export(rows: Sequence[Row], file: Path) -> Path:
     """Write rows as CSV (lists as JSON), Parquet, or JSON Lines that this program reads again, by the file's name.
-
-    Raises:
-        UserError: the file's name says no such format, it cannot be written, or there is nothing to write.
 
     A Parquet column holds lists as they are, unless rows of different kinds disagree about its type: then JSON.
     """

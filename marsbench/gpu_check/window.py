@@ -1,9 +1,7 @@
 """`marsbench gpu-window`: a GPU that is lent for minutes, and every row that can be had of it, what matters most first.
 
-Right, then the cost of a step at true sizes with random weights, then training, then, where its weights are there, a
-real model: what it asks itself, its answers, its trainings, and how the trained ones answer a benchmark. Each stage has
-a limit of its own, and what it has measured is written at once. The real model's stages are commands that a user may
-type. An interrupted window goes on where it stopped; nothing is fetched.
+Each stage has a limit of its own, and what it has measured is written at once. The real model's stages are commands
+that a user may type. An interrupted window goes on where it stopped; nothing is fetched.
 """
 
 import subprocess

@@ -49,25 +49,17 @@ def law_of(rows: Sequence[int], windows: Sequence[int], seconds: Sequence[Sequen
     return PositionLaw(known, [float(value) for value in smooth.x])
 
 
-def expected_tokens(acceptance: Sequence[float], window: int) -> float:
-    """Tokens that one forward settles with a window, if each draft is right so often where all before it are.
-
-    The last rate goes for all later drafts too.
-    """
-    rates = [*acceptance, *[acceptance[-1]] * window][: window - 1]
-    return sum(accumulate(rates, mul, initial=1.0))
-
-
 def windows_by_rows(law: PositionLaw, rows: int, widest: int, acceptance: Sequence[float]) -> tuple[int, ...]:
     """The fastest window for 1 row, 2, ... `rows`, in the linear layout: never wider for more rows.
 
     A window of 1 is `ar`. Drafts cost more than their positions: a wider one must promise 5 % more tokens per second.
+    `acceptance` is how often each draft is right where all before it are; the last rate goes for all later ones too.
     """
-    found: list[int] = []
+    found, rates = list[int](), [*acceptance, *[acceptance[-1]] * widest]
     for count in range(1, rows + 1):
         speeds = [1.0 / law.seconds_at(count)]
         for window in range(2, min([widest, *found]) + 1):
-            tokens = expected_tokens(acceptance, window)
+            tokens = sum(accumulate(rates[: window - 1], mul, initial=1.0))  # that one forward settles
             # The last token, the drafts that it brought along, and the masks behind them.
             speeds.append(tokens / law.seconds_at(count * (tokens + window - 1)))
         best = speeds.index(max(speeds)) + 1

@@ -1,19 +1,26 @@
-"""The sections of reports on trained checkpoints: title, how the page was made, known deviations."""
+"""The sections of reports: title, how the page was made, known deviations; and pages whose prose is a layout."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from marsbench.findings.cells import AR_OBJECTIVE, MARS_OBJECTIVE, latest_step_cost, why_none
 from marsbench.findings.in_words import with_interval
 from marsbench.findings.seeds import BySeed
+from marsbench.findings.sweep import races_in_words
 from marsbench.paper import published
 from marsbench.presets import DEFAULT_SCALE, option_for, preset
-from marsbench.rendering.markdown import filled, paragraphs, table
-from marsbench.rows.kinds import EvaluationRow, Row
+from marsbench.provenance import BUSY_CORES
+from marsbench.rendering.markdown import filled, folded, paragraphs, table
+from marsbench.rendering.sessions import session_of
+from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import median_ratio
 from marsbench.world import modelled_on
 
+# What stands on a page: of one scale's rows, the scale, and the rows of all training seeds, which verdicts are of.
+Sections = Callable[[Sequence[Row], str, BySeed], Iterable[str]]
+Slots = Callable[[Sequence[Row], str, BySeed], Mapping[str, str]]  # of the same: what stands in a layout's slots
 _MANY = 3  # values of a fact that a page still lists
 NO_SFT_DEVIATION = (
     '"MARS w/o SFT loss" drops that loss and changes nothing else; the authors\' released ablation also weighs each '
@@ -126,3 +133,34 @@ _FACTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "Python": _text("python"),
     "versions": lambda provenance: ", ".join(map(" ".join, sorted(dict(provenance.get("versions") or {}).items()))),
 }
+
+
+def laid_out(package: str, slots: Slots, plan: TablePlan | None = None, layout: str = "page.md") -> Sections:
+    """The sections of a page whose layout lies in a package; those behind a line `---` are folded.
+
+    `slots` are those of this page alone; what its lines are, if it has any, says the `plan`.
+    """
+    session = session_of(plan.key if plan else package.rpartition(".")[2])
+
+    def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+        common = {
+            **{"scale": scale, "racing": racing(scale), "seeds": seeds_in_words(seeds), "about": about(scale, seeds)},
+            "raced": races_in_words(row for row in rows if isinstance(row, SweepRow)),
+            "company": busy_remark(rows),
+            "facts": facts_section(rows, command(session, scale)),
+            **({"title": title(plan, scale)} if plan else {}),
+        }
+        first, *more = filled(package, layout, {**common, **slots(rows, scale, seeds)})
+        return [first, folded(*more)]
+
+    return sections
+
+
+def busy_remark(rows: Iterable[Row]) -> str:
+    """A remark where other processes used the machine while rows were timed; empty where none did."""
+    # Rows of earlier versions tell it lap by lap; of these the median counts, as a speed-up is a median over laps.
+    laps = [getattr(row, "others_cores", []) or [row.provenance.get("others_cores") or 0.0] for row in rows]
+    used = max(map(median, laps), default=0.0)
+    if used <= BUSY_CORES:
+        return ""
+    return f"**Timed on a machine that was not idle:** other processes used up to {used:.2f} cores."

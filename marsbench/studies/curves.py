@@ -10,7 +10,7 @@ from marsbench.findings.seeds import BySeed
 from marsbench.line import Line, TrainedStage
 from marsbench.rendering.figures import drawn_alike, error_bars, line_on, look, new_figure, save
 from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rendering.page import laid_out
+from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import Estimate

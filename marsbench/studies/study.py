@@ -17,8 +17,7 @@ from marsbench.rendering.claims import page_claims
 from marsbench.rendering.figures import Drawing
 from marsbench.rendering.markdown import folded, paragraphs
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, numbers_table, reasons
-from marsbench.rendering.page import Sections
-from marsbench.rendering.sections import about, command, deviations, facts_section, title
+from marsbench.rendering.sections import Sections, about, command, deviations, facts_section, title
 from marsbench.rendering.sessions import session_of
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan

@@ -1,8 +1,7 @@
 """The page of thresholds: Tables 4 and 8, and Figures 3 and 6.
 
-In Table 4, lines of our own stand above the paper's: AR SFT, and the same checkpoints at one token per forward pass.
-Figure 3 draws Table 8, and AR SFT across it. Figure 6 compares metrics of confidence (paper appendix D); the paper
-draws it without numbers, and here the two benchmarks of its Figure 3 are asked.
+Figure 3 draws Table 8, and AR SFT across it. The paper draws Figure 6 (appendix D) without numbers; here the two
+benchmarks of its Figure 3 are asked.
 """
 
 from collections.abc import Iterator

@@ -20,7 +20,7 @@ from marsbench.racing.grid import Grid
 from marsbench.rendering.claims import counted
 from marsbench.rendering.markdown import table
 from marsbench.rendering.measured import reasons
-from marsbench.rendering.page import laid_out
+from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound

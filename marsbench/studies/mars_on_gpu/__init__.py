@@ -12,8 +12,7 @@ from marsbench.line import Line
 from marsbench.paper import published
 from marsbench.rendering.claims import page_claims
 from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rendering.page import laid_out
-from marsbench.rendering.sections import facts_section
+from marsbench.rendering.sections import facts_section, laid_out
 from marsbench.rows.kinds import EvaluationRow, Row, TrainingRow
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound

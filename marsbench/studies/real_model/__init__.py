@@ -14,7 +14,7 @@ from marsbench.methods import METHODS
 from marsbench.rendering.claims import page_claims
 from marsbench.rendering.figures import Labelled, labelled_figure
 from marsbench.rendering.markdown import table
-from marsbench.rendering.page import laid_out
+from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.statistics.intervals import ratio_of_totals
 from marsbench.studies.real_model import lines as arms

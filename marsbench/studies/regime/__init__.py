@@ -15,7 +15,7 @@ from marsbench.line import Line
 from marsbench.rendering.claims import tested
 from marsbench.rendering.figures import Labelled, labelled_figure, line_on, shared_benchmarks
 from marsbench.rendering.markdown import table
-from marsbench.rendering.page import laid_out
+from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row, TextLossRow
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound, Verdict

@@ -11,7 +11,7 @@ from marsbench.findings.seeds import BySeed
 from marsbench.line import TrainedStage
 from marsbench.rendering.claims import page_claims
 from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rendering.page import laid_out
+from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
