@@ -29,7 +29,7 @@ import torch
 import wget
 
 from marsbench.errors import UserError
-from marsbench.evaluation import humaneval, sandbox
+from marsbench.evaluation import humaneval
 from marsbench.evaluation.humaneval import (
     LOCAL_FILE,
     Problem,
@@ -76,12 +76,7 @@ CRASHES = {
 FORGERIES = {
     "os._exit": "os._exit(0)",
     "SystemExit at import": "raise SystemExit(0)\ndef attack():\n    return True",
-    "equal to everything": """
-        class Anything:
-            def __eq__(self, other):
-                return True
-        return Anything()
-    """,
+    "equal to everything": "return type('Anything', (), {'__eq__': lambda *_: True})()",
     "a number equal to everything": """
         class Number(int):
             def __eq__(self, other):
@@ -97,10 +92,8 @@ FORGERIES = {
     """,
     "verdict on every descriptor": """
         for fd in range(64):
-            try:
+            with suppress(OSError):
                 os.write(fd, b"\\x00\\x00\\x00\\x06passed")
-            except OSError:
-                pass
         return False
     """,
     "answer from the callers' frames": """
@@ -132,13 +125,10 @@ FORGERIES = {
 ESCAPES = {
     "posix.fork": "[posix.fork() for _ in range(4)]",
     "multiprocessing": """
-        import multiprocessing
         for method in ("fork", "spawn", "forkserver"):
-            try:
-                multiprocessing.get_context(method).Process(target=time.sleep, args=(60,)).start()
+            with suppress(BaseException):
+                import_module("multiprocessing").get_context(method).Process(target=time.sleep, args=(60,)).start()
                 return True
-            except BaseException:
-                pass
         return False
     """,
     "process pool": "return import_module('concurrent.futures').ProcessPoolExecutor(1).submit(abs, -1).result() == 1",
@@ -169,10 +159,8 @@ ESCAPES = {
     "truncate": "io.open(VICTIM, 'w').close()",
     "file write": "return os.write(os.open(FOLDER + '/new', os.O_WRONLY | os.O_CREAT), b'x') == 1",
     "file write by whoever reads the answer": """
-        class Letter:
-            def __reduce__(self):
-                return eval, (f"__import__('posix').mkdir({FOLDER!r} + '/new') is None",)
-        return Letter()
+        deed = f"__import__('posix').mkdir({FOLDER!r} + '/new') is None"
+        return type("Letter", (), {"__reduce__": lambda _: (eval, (deed,))})()
     """,
     "file read": "return io.open(VICTIM).read() == 'precious'",
     "database": "import_module('sqlite3').connect(FOLDER + '/base').execute('create table t (x)')",
@@ -183,11 +171,9 @@ ESCAPES = {
     "disk filling through open descriptors": """
         written = 0
         for fd in range(3, 64):
-            try:
+            with suppress(OSError):
                 for _ in range(128):
                     written += os.write(fd, b"x" * 2**20)
-            except OSError:
-                pass
         return written > 100 * 2**20
     """,
     "shared memory": """
@@ -223,7 +209,8 @@ def whole(code: str) -> str:
     code = textwrap.dedent(code)
     if re.search("^def ", code, re.M):
         return code
-    imports = "import io, os, posix, signal, sys, time\nfrom importlib import import_module, reload\n"
+    imports = "import io, os, posix, signal, sys, time\nfrom contextlib import suppress\n"
+    imports += "from importlib import import_module, reload\n"
     return f"{imports}def attack():\n{textwrap.indent(code, '    ')}\n    return True\n"
 
 
@@ -450,7 +437,7 @@ def test_worker_sees_neither_secrets_nor_torch(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_outputs_and_times_are_recorded() -> None:
-    """Guards against outputs lost, exchanged or cut (HumanEval/15's has 130 MB), and times that are not the calls'."""
+    """Guards against outputs lost, exchanged, cut (HumanEval/15's has 130 MB) or half, and times of other things."""
     code = (
         "import collections, time\ndef f(x, s):\n    time.sleep(s)\n    return [x, x], collections.Counter('aab'), 0.5"
     )
@@ -460,12 +447,8 @@ def test_outputs_and_times_are_recorded() -> None:
     assert recording.seconds[0] < 0.2 < recording.seconds[1] < 0.6
     [recording] = record_outputs([Program("def f(size):\n    return 'x' * size", "f", [[2**27]], None)])
     assert [len(output) for output in recording.outputs] == [2**27]
-
-
-@pytest.mark.parametrize("code, reason", [("def f(:", "failed"), ("import os\nos._exit(0)", "killed")])
-def test_outputs_of_broken_code_are_not_recorded(code: str, reason: Any) -> None:
-    """Guards against half a recording, against which every program would fail."""
-    assert record_outputs([Program(code, "f", [[]], None)]) == [Recording(reason, [], [])]
+    broken = [Program(code, "f", [[]], None) for code in ("def f(:", "import os\nos._exit(0)")]
+    assert record_outputs(broken) == [Recording("failed", [], []), Recording("killed", [], [])]
 
 
 @pytest.mark.parametrize("obstacle", ["pass", "signal.signal(signal.SIGALRM, signal.SIG_IGN)"])
@@ -573,7 +556,6 @@ def test_reference_solutions_pass_and_corrupted_ones_fail(data_dir: Path) -> Non
 
 
 FIB, TRUNCATE = "HumanEval/55", "HumanEval/2"
-ATTACKS = ("while True: pass", "import os; os._exit(0)")
 WORDS = {  # problem -> completions, each with its word
     FIB: {
         "    return n if n < 2 else fib(n - 1) + fib(n - 2)": "passed",
@@ -619,14 +601,6 @@ def test_every_reference_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "def fib(n):\n    return n"
     score_programs([("HumanEval/55", code)] * 3 + [("HumanEval/2", code)], PROBLEMS)
     assert asked == ["fib", "truncate_number"]
-
-
-def test_hostile_programs_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against attacks that pass, hang, or cost other programs their verdict: two of those above."""
-    monkeypatch.setattr(sandbox, "WORTH_A_WORKER", 1)  # two workers
-    right = PROBLEMS[FIB].reference.code
-    codes = [f"{right}\nright = fib\ndef fib(n):\n    {attack}\n    return right(n)" for attack in ATTACKS]
-    assert score_programs([(FIB, code) for code in [*codes, right]], PROBLEMS) == ["timeout", "killed", "passed"]
 
 
 RECORDS = lines_of(FIXTURE / LOCAL_FILE)
