@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import ray
-from ray.exceptions import RayError, RayTaskError, TaskUnschedulableError
+from ray.exceptions import RayError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from marsbench.errors import UserError
-from marsbench.executors.tasks import LOOK_S, Ended, Executor, Task, ended_by, log_of, perform
+from marsbench.executors.tasks import LOOK_S, Ended, Executor, Task, log_of, perform
 from marsbench.files import write_atomically
 from marsbench.paths import PACKAGE
 from marsbench.provenance import NODE, package_versions
@@ -96,22 +96,16 @@ class Cluster(Executor):
             time.sleep(LOOK_S)
             return []
         done, _ = ray.wait([*self._running], num_returns=1, timeout=LOOK_S)
-        return [(task, self._end_of(ref, task)) for ref in done for task, _ in [self._running.pop(ref)]]
-
-    def _end_of(self, ref: Any, task: Task) -> Ended | None:
-        """How a task has ended; None where its process or node was lost."""
-        try:
-            end: Ended = ray.get(ref)
-            return end
-        except RayError as error:
-            # What its work raises is written down where it is done: this is what came before.
-            log = log_of(self.logs, task.name)
-            with log.open("a", encoding="utf-8") as stream:
-                stream.write(f"{error}\n")
-            if not isinstance(error, RayTaskError):
-                return None
-            what = f"{task.title} could not begin: {str(error).strip().splitlines()[-1]}"
-            return ended_by(task, UserError(what, where=str(log), fix="mend what the log says on all nodes"))
+        found = list[tuple[Task, Ended | None]]()
+        for ref in done:
+            task, _ = self._running.pop(ref)
+            try:
+                found.append((task, ray.get(ref)))
+            except RayError as error:  # its process or node was lost; what its work raises is in its end
+                with log_of(self.logs, task.name).open("a", encoding="utf-8") as stream:
+                    stream.write(f"{error}\n")
+                found.append((task, None))
+        return found
 
     def close(self) -> None:
         for ref in self._running:
