@@ -27,8 +27,7 @@ from marsbench.running.run import Run
 from marsbench.statistics.decisions import Verdict
 from marsbench.statistics.intervals import Answers
 from marsbench.studies import regime
-from marsbench.studies.gains import MEASURED
-from marsbench.studies.gains.choice import cross_fitted, fastest_within
+from marsbench.studies.gains import MEASURED, cross_fitted, fastest_within
 from marsbench.studies.real_model import STUDY
 from marsbench.studies.real_model.lines import (
     AR,

@@ -9,7 +9,7 @@ from marsbench.files import write_atomically
 from marsbench.findings.claims import Judged, judge_all
 from marsbench.findings.collection import Collection, alone, collect, collection_of, whole_paper_folder
 from marsbench.findings.seeds import BySeed
-from marsbench.overview import explore, front_door, index, picture
+from marsbench.overview import explore, front_door, index
 from marsbench.rows.kinds import Row
 from marsbench.rows.workspace import Workspace
 from marsbench.studies import claims, pages, studies, studies_on
@@ -94,7 +94,7 @@ def write_whole_paper(root: Path, scale: str) -> list[Path]:
     The paper's scales and the default one share these pages; `root` is the folder that holds results/ and reports/.
     """
     collections, judged = _judged(root, scale)
-    figures = picture.draw(judged, collections, whole_paper_folder(root, scale))
+    figures = front_door.draw(judged, collections, whole_paper_folder(root, scale))
     texts = _texts(root, scale, collections, judged)
     return [*[write_atomically(path, text.encode()) for path, text in texts.items()], *figures]
 
