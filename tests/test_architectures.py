@@ -67,37 +67,18 @@ KNOWN: dict[str, Callable[[], hf.PreTrainedModel]] = {
     ),
 }
 REFUSED: dict[str, tuple[Callable[[], hf.PreTrainedModel], str]] = {
-    "bloom": (
-        lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4)),
-        "position_ids",
-    ),
-    "mamba": (
-        lambda: hf.MambaForCausalLM(hf.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)),
-        "MambaForCausalLM",
-    ),
-    "recurrent-gemma": (
-        lambda: hf.RecurrentGemmaForCausalLM(
-            hf.RecurrentGemmaConfig(
-                vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-                lru_width=32, attention_window_size=WINDOW,
-            )
-        ),
-        "linear_attention",
-    ),
-    "jamba": (
-        lambda: hf.JambaForCausalLM(
-            hf.JambaConfig(
-                **SHAPE, attn_layer_period=2, attn_layer_offset=1, expert_layer_period=8, use_mamba_kernels=False
-            )
-        ),
-        "linear_attention",
-    ),
-    "t5": (
-        lambda: hf.T5ForConditionalGeneration(
-            hf.T5Config(vocab_size=64, d_model=32, d_ff=48, d_kv=8, num_layers=2, num_heads=4)
-        ),
-        "encoder-decoder",
-    ),
+    "bloom": (lambda: hf.BloomForCausalLM(hf.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4)),
+              "position_ids"),
+    "mamba": (lambda: hf.MambaForCausalLM(hf.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2)),
+              "MambaForCausalLM"),
+    "recurrent-gemma": (lambda: hf.RecurrentGemmaForCausalLM(hf.RecurrentGemmaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, lru_width=32,
+        attention_window_size=WINDOW)), "linear_attention"),
+    "jamba": (lambda: hf.JambaForCausalLM(hf.JambaConfig(
+        **SHAPE, attn_layer_period=2, attn_layer_offset=1, expert_layer_period=8, use_mamba_kernels=False)),
+        "linear_attention"),
+    "t5": (lambda: hf.T5ForConditionalGeneration(
+        hf.T5Config(vocab_size=64, d_model=32, d_ff=48, d_kv=8, num_layers=2, num_heads=4)), "encoder-decoder"),
 }  # fmt: skip
 
 

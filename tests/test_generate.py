@@ -217,28 +217,18 @@ def test_decode_is_lossless_where_it_says_so(
 @pytest.mark.parametrize(
     ("prompts", "options", "said"),
     [
-        (b"", (), "is empty"),
-        (b'{"prompt_ids": [4, 5]}\n{"prompt_ids": [4,\n', (), "line 2"),
-        (b'{"prompt_ids": [4, 5]}\n{"ids": [4]}\n', (), "line 2"),
-        (b'{"prompt_ids": [4, 5]}\n\xff\xfe\n', (), "UTF-8"),
-        (b'{"prompt_ids": "Hello"}\n', (), "token ids"),
-        (b'{"prompt_ids": [true]}\n', (), "token ids"),
-        ([[4, 5], []], (), "line 2"),
-        ([[4, 99_999]], (), "vocabulary"),
-        ([[4] * 5000], (), "context"),
-        ([[4]], ("--block-size", "0"), "--block-size"),
-        ([[4]], ("--max-new-tokens", "0"), "--max-new-tokens"),
-        ([[4]], ("--eos-id", "77777"), "EOS id"),
-        ([[4]], ("--pad-id", "77777"), "pad id"),
-        ([[4]], ("--mask-id", "77777"), "mask id"),
+        (b"", (), "is empty"), (b'{"prompt_ids": [4, 5]}\n{"prompt_ids": [4,\n', (), "line 2"),
+        (b'{"prompt_ids": [4, 5]}\n{"ids": [4]}\n', (), "line 2"), (b'{"prompt_ids": [4, 5]}\n\xff\xfe\n', (), "UTF-8"),
+        (b'{"prompt_ids": "Hello"}\n', (), "token ids"), (b'{"prompt_ids": [true]}\n', (), "token ids"),
+        ([[4, 5], []], (), "line 2"), ([[4, 99_999]], (), "vocabulary"), ([[4] * 5000], (), "context"),
+        ([[4]], ("--block-size", "0"), "--block-size"), ([[4]], ("--max-new-tokens", "0"), "--max-new-tokens"),
+        ([[4]], ("--eos-id", "77777"), "EOS id"), ([[4]], ("--pad-id", "77777"), "pad id"),
+        ([[4]], ("--mask-id", "77777"), "mask id"), ([[4]], ("--method", "speculative"), "draft model"),
         ([[4]], ("--seed", str(2**63)), "seed 9223372036854775808 is out of range"),
-        ([[4]], ("--method", "speculative"), "draft model"),
-        ([[4]], ("--method", "medusa"), "Medusa heads"),
-        ([[4]], ("--out", str(Path(__file__) / "out.jsonl")), "output"),
-        ([[4]], ("--out", str(GOLDEN)), "it is a folder"),
-        ([[4]], ("--model", "/nowhere/at/all"), "no such checkpoint"),
+        ([[4]], ("--method", "medusa"), "Medusa heads"), ([[4]], ("--model", "/nowhere/at/all"), "no such checkpoint"),
+        ([[4]], ("--out", str(Path(__file__) / "out.jsonl")), "output"), ([[4]], ("--out", str(GOLDEN)), "a folder"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_refused_before_anything_is_written(
     prompts: Any, options: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:

@@ -115,7 +115,15 @@ class Graphs(Steps):
         if stand in self._recorded:
             stand.clear()
             self._spare[decoder, method, stand.shape, stand.rows.cache.dtype] = next(_NUMBERS), stand
-            _give_back(_SPARE_BYTES)
+            spare = sorted(
+                (number, kept.bytes(), graphs, key) for graphs in _ALL for key, (number, kept) in graphs._spare.items()
+            )
+            held = sum(size for _, size, _, _ in spare)
+            for _, size, graphs, key in spare:  # of all graphs, those that were left first are dropped
+                if held <= _SPARE_BYTES:
+                    return
+                del graphs._spare[key]
+                held -= size
 
     def step_on(self, decoder: Decoder, method: Method, stand: Stand) -> Run:
         decoders = decoder, *_drafting(method)
@@ -151,19 +159,6 @@ class Graphs(Steps):
 _KEPT: WeakKeyDictionary[Any, Graphs] = WeakKeyDictionary()  # model -> what was compiled for it
 _ALL: WeakSet[Graphs] = WeakSet()
 _NUMBERS = count()
-
-
-def _give_back(limit: int) -> None:
-    """Drop the stands that were left first, of all graphs, until the others hold no more than a limit in bytes."""
-    spare = sorted(
-        (number, stand.bytes(), graphs, key) for graphs in _ALL for key, (number, stand) in graphs._spare.items()
-    )
-    held = sum(size for _, size, _, _ in spare)
-    for _, size, graphs, key in spare:
-        if held <= limit:
-            return
-        del graphs._spare[key]
-        held -= size
 
 
 def _drafting(method: Any) -> list[Decoder]:

@@ -47,8 +47,10 @@ def self_asked(answering: Answering, wanted: int, out: Path, reporter: Reporter,
     kept, numbers = dict[str, None](), iter(count())
 
     def finished(_: int, made: Generation) -> None:
-        if (text := _question(chats, made)) is not None and len(kept) < wanted:
-            kept[text] = None
+        text = chats.text(made.tokens)
+        is_whole = made.finish == "eos" and len(made.tokens) >= _SHORTEST and REPLACED not in text
+        if len(kept) < wanted and is_whole and text.strip() and text == chats.text(made.tokens, special=True):
+            kept[text.strip()] = None
             bar.update(len(kept), wanted)
 
     with reporter.bar("the model asks itself") as bar:
@@ -63,10 +65,3 @@ def self_asked(answering: Answering, wanted: int, out: Path, reporter: Reporter,
     reporter.say(f"the model asked itself {len(kept):,} questions")
     write_atomically(out, "".join(json.dumps({"prompt": text}) + "\n" for text in kept).encode())
     return out
-
-
-def _question(chats: Chats, made: Generation) -> str | None:
-    """A sampled turn as a question; None where it was cut, is next to nothing, or holds what is no text."""
-    text = chats.text(made.tokens)
-    is_whole = made.finish == "eos" and len(made.tokens) >= _SHORTEST and text == chats.text(made.tokens, special=True)
-    return text.strip() if is_whole and text.strip() and REPLACED not in text else None

@@ -81,12 +81,16 @@ class Medusa(Method):
         return tree_window(rows, depth, ancestors)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
-        depth, *_ = self._tree(rows)
+        depth, rank, *_ = self._tree(rows)
         ahead = F.pad(depth[: rows.extent.drafted] + 1, (1, 0))
         ids = rows.choose(answer.logits(slice(last(rows), None)), rows.length.unsqueeze(1) + ahead)
         path, steps, on_chain = self._right_path(rows, ids)
         accepted = Accepted.run(rows, ids.gather(1, path), steps + 1, pending(rows) + on_chain)
-        self._draft(rows, accepted, answer, last(rows) + path.gather(1, steps.unsqueeze(1)))
+        # The heads guess on from the last right entry of the way.
+        states = self.heads(answer.states(last(rows) + path.gather(1, steps.unsqueeze(1)))).squeeze(1)  # [N, heads, H]
+        best = answer.lm_head(states).topk(self.tree_width, dim=-1).indices  # [N, heads, width]
+        rows.drafts = best[:, depth, rank]
+        rows.drafted = room_for_drafts(rows, accepted).clamp(max=1) * len(depth)
         return accepted
 
     def _tree(self, rows: Rows) -> list[Tensor]:
@@ -113,11 +117,3 @@ class Medusa(Method):
             steps = steps + found
             on_chain = on_chain + (found & (here == step))
         return torch.stack(way, dim=1), steps, on_chain
-
-    def _draft(self, rows: Rows, accepted: Accepted, answer: Answer, entry: Tensor) -> None:
-        """Have the heads guess on from an `entry` [N, 1], and note their guesses in `rows`."""
-        depth, rank, *_ = self._tree(rows)
-        states = self.heads(answer.states(entry)).squeeze(1)  # [N, heads, H]
-        best = answer.lm_head(states).topk(self.tree_width, dim=-1).indices  # [N, heads, width]
-        rows.drafts = best[:, depth, rank]
-        rows.drafted = room_for_drafts(rows, accepted).clamp(max=1) * len(depth)
