@@ -4,10 +4,9 @@ import copy
 import gc
 import json
 import platform
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_scales import TALK, save_base, save_chat
-from tools import Models
+from tools import FORKED, Models
 from torch import Tensor
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
@@ -261,25 +260,24 @@ def test_what_fits_is_measured(golden_models: Models, scale: Preset, monkeypatch
     assert fits(64 * GIB, 2 * GIB) == 1, "without room, one row at a time"
 
 
-KEEPING = """
-import torch
-from marsbench.training.memory import give_back_freed_memory, keep_freed_memory, resident
-cpu = torch.device("cpu")
-keep_freed_memory()
-tensors = [torch.ones(2**20) for _ in range(100)]
-last, full = tensors[-1], resident(cpu)
-del tensors
-kept = resident(cpu)
-give_back_freed_memory()
-print(full - kept, kept - resident(cpu), float(last.sum()))
-"""
+def keeping(told: Connection) -> None:
+    """Frees 400 MiB below a tensor that lives; tells what is gone at once, and once it is given back."""
+    memory.keep_freed_memory()
+    tensors = [torch.ones(2**20) for _ in range(100)]
+    last, full = tensors[-1], memory.resident(CPU)
+    del tensors
+    kept = memory.resident(CPU)
+    memory.give_back_freed_memory()
+    told.send((full - kept, kept - memory.resident(CPU), float(last.sum())))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator keeps what it likes")
 def test_freed_memory_is_kept_until_it_is_given_back() -> None:
     """Guards against a process that grows from step to step by gaps that no tensor fits in, below one that lives."""
-    done = subprocess.run([sys.executable, "-c", KEEPING], capture_output=True, text=True, check=True)
-    gone, given_back, whole = map(float, done.stdout.split())
+    heard, told = FORKED.Pipe(duplex=False)
+    FORKED.Process(target=keeping, args=(told,)).start()
+    told.close()
+    gone, given_back, whole = heard.recv()
     assert gone < 100 * 2**20 < 300 * 2**20 < given_back and whole == 2**20
 
 
