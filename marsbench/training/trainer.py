@@ -161,14 +161,10 @@ def arguments_of(recipe: Recipe, steps: int, work: Path) -> tuple[TrainingArgume
         torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # type: ignore[no-untyped-call]
     )
     arguments = TrainingArguments(
-        output_dir=str(work),
-        max_steps=steps,
-        learning_rate=recipe.budget.learning_rate,
+        output_dir=str(work), max_steps=steps, seed=recipe.seed, optim="adamw_torch_fused",
+        learning_rate=recipe.budget.learning_rate, adam_beta2=recipe.budget.adam_beta2,
+        weight_decay=recipe.budget.weight_decay, warmup_steps=max(1, round(0.03 * steps)),
         lr_scheduler_type="cosine",  # where there are no cycles
-        warmup_steps=max(1, round(0.03 * steps)),
-        optim="adamw_torch_fused",
-        adam_beta2=recipe.budget.adam_beta2,
-        weight_decay=recipe.budget.weight_decay,
         use_cpu=not torch.accelerator.is_available(),  # the Trainer refuses bf16 on a CPU that it was not asked to use
         bf16=pretrained is not None and pretrained.bf16 and fast_in_bf16,
         # None where it is off: the option has a new name in newer versions, which complain about the old one.
@@ -176,15 +172,10 @@ def arguments_of(recipe: Recipe, steps: int, work: Path) -> tuple[TrainingArgume
         ddp_find_unused_parameters=False,  # every loss uses them all
         train_sampling_strategy="sequential",  # the data is in its order already
         save_steps=max(1, (recipe.budget.cycle or steps) // _SAVES),  # the end of a cycle is kept
-        save_total_limit=2,
-        logging_steps=max(1, min(_LOG_EVERY, steps // _FEWEST_LOGS)),
-        disable_tqdm=True,
-        report_to="none",
-        log_level="error",
-        remove_unused_columns=False,
+        save_total_limit=2, logging_steps=max(1, min(_LOG_EVERY, steps // _FEWEST_LOGS)), disable_tqdm=True,
+        report_to="none", log_level="error", remove_unused_columns=False,
         dataloader_pin_memory=torch.cuda.is_available(),
-        seed=recipe.seed,
-    )
+    )  # fmt: skip
     arguments._n_gpu = min(arguments.n_gpu, 1)  # without `accelerate launch`, one process on one device
     # Several processes must each make as many passes as the others; with checkpointing, what a forward pass keeps does
     # not tell what the backward pass needs; the world's batches are small.
