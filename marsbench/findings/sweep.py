@@ -212,7 +212,8 @@ def races_in_words(rows: Iterable[SweepRow]) -> str:
         "laps": {len(row.seconds) for row in known},
         "threads": {row.provenance["threads"] for row in known if row.provenance.get("threads")},
     }
-    said = [f"{' or '.join(map(str, sorted(found)))} {what}" for what, found in counts.items() if found]
+    words = {what: what.removesuffix("s") if found == {1} else what for what, found in counts.items() if found}
+    said = [f"{' or '.join(map(str, sorted(counts[what])))} {word}" for what, word in words.items()]
     return f"Raced: {', '.join(said)}; {machines(known)}." if said else ""
 
 

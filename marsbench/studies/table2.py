@@ -61,7 +61,7 @@ PLAN = TablePlan(
 _more_accurate, _as_accurate, _emits = partial(more_accurate, PLAN), partial(as_accurate, PLAN), partial(emits, PLAN)
 NOTHING_TO_TEACH = (
     "Fine-tuning adds next to nothing to the base here and half of the benchmarks are near 100 %, so MARS can only "
-    "lose (one token against AR SFT)."
+    "lose (one token against AR SFT); page regime has a base that it teaches much."
 )
 _UNDER_TRAINED = "Block diffusion has 800 steps here; with 3,200 it answers ten times as much (page rivals)."
 CLAIMS = (
