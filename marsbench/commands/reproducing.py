@@ -55,12 +55,8 @@ def plan(
 @shared.starts(*shared.OF_RUN)
 def reproduce(
     start: shared.Start,
-    what: Annotated[
-        str, typer.Argument(help="A table or figure by its number, such as table2; appendix-a; a page of ours; all.")
-    ],
-    quick: Annotated[
-        bool, typer.Option("--quick", help="With `all`, table5 and table6: the sweep's quick grid.")
-    ] = False,
+    what: Annotated[str, typer.Argument(help="A table or figure, such as table2; appendix-a; a page of ours; all.")],
+    quick: Annotated[bool, typer.Option("--quick", help="With all, table5, table6: the sweep's quick grid.")] = False,
     jobs: shared.Jobs = None,
     cluster: shared.ClusterAddress = None,
     gpus_per_training: shared.GpusPerTraining = 1,

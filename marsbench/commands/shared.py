@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 Command = Callable[..., None]
 
 AskedBenchmark = Annotated[str, typer.Option(help="What was asked: see `marsbench list benchmarks`.")]
-GridFile = Annotated[
-    Path | None, typer.Option(help="YAML file of contenders and batch sizes; without it, the scale's own.")
-]
+GridFile = Annotated[Path | None, typer.Option(help="YAML of contenders and batch sizes [default: the scale's own].")]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer prompts, laps and batch sizes, as the grid says.")]
 
 Jobs = Annotated[
@@ -58,9 +56,7 @@ OwnPromptFile = Annotated[
         help='JSON Lines: {"prompt": "..."} or {"messages": [...]} a line; without it, the model asks itself.'
     ),
 ]
-PromptColumn = Annotated[
-    str | None, typer.Option(help="Column that holds the prompts, as text or turns, such as `question`.")
-]
+PromptColumn = Annotated[str | None, typer.Option(help="Column with the prompts, as text or turns, such as question.")]
 
 # The options of `Start` that make a run and say what it trains on; the others say which checkpoint decodes.
 OF_RUN = (

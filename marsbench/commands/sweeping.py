@@ -20,9 +20,7 @@ def sweep(
     start: shared.Start,
     grid: shared.GridFile = None,
     quick: shared.Quick = False,
-    label: Annotated[
-        str, typer.Option(help="Rows and page go to folders of this name, beside those of another run.")
-    ] = "",
+    label: Annotated[str, typer.Option(help="Rows and page go to folders of this name, beside those of others.")] = "",
     pack: shared.Pack = True,
 ) -> None:
     """Race thresholds, windows and methods at several batch sizes, and write reports/speedup.md.
@@ -82,9 +80,7 @@ def tune(
     start: shared.Start,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded at once.")] = 1,
     max_loss: Annotated[float, typer.Option(min=0, help="Points of accuracy that may be lost against AR.")] = 1.0,
-    benchmarks: Annotated[
-        str | None, typer.Option(help="What to ask: names, `mini` or `real`, with commas between.")
-    ] = None,
+    benchmarks: Annotated[str | None, typer.Option(help="What to ask: names, mini or real, commas between.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts from all benchmarks alike.")] = 96,
     positions: Annotated[int, typer.Option(min=1, help="Time forward passes of up to so many positions.")] = 1024,
     pack: shared.Pack = True,

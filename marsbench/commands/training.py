@@ -15,9 +15,7 @@ from marsbench.presets import HeadKind
 
 def export(
     checkpoint: Annotated[str, typer.Argument(help="Folder of a MARS checkpoint, or of a gated adapter.")],
-    to: Annotated[
-        str, typer.Option(help="pard: a MARS model as vLLM's parallel draft model; uno: an adapter as one of UNO's.")
-    ],
+    to: Annotated[str, typer.Option(help="pard: a MARS model as vLLM's parallel drafter; uno: an adapter as UNO's.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
 ) -> None:
     """Write a checkpoint as other engines load it, and print the command that serves it there.
@@ -38,9 +36,7 @@ def distill(
     out: Annotated[Path, typer.Option(help="Where the chat data goes: JSON Lines, in the order of the prompts.")],
     method: Annotated[str, typer.Option(help="How to decode: a lossless one of `marsbench list methods`.")] = "ar",
     prompts: shared.OwnPromptFile = None,
-    self_asked: Annotated[
-        int | None, typer.Option(min=1, help="Have the model ask itself so many questions, in place of --prompts.")
-    ] = None,
+    self_asked: Annotated[int | None, typer.Option(min=1, help="Have the model ask itself so many questions.")] = None,
     stage: Annotated[str, typer.Option(help="Stage of the scale's own checkpoint, trained if missing.")] = "ar_sft",
     column: shared.PromptColumn = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
@@ -114,9 +110,7 @@ def train(
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Sequences per step, over all devices, in place of the scale's.")
     ] = None,
-    head: Annotated[
-        str | None, typer.Option(help="Draft head of a gated adapter: none, markov (a table) or network.")
-    ] = None,
+    head: Annotated[str | None, typer.Option(help="Draft head of a gated adapter: none, markov or network.")] = None,
 ) -> None:
     """Train one stage and whatever it starts from; prints the checkpoint's folder.
 
@@ -150,9 +144,7 @@ def adapt(
     prompts: shared.OwnPromptFile = None,
     hours: Annotated[float, typer.Option(min=0.001, help="How long it may take, all in all.")] = 0.7,
     column: shared.PromptColumn = None,
-    scale: Annotated[
-        str | None, typer.Option(help="Whose rank, rates and batch to train with: a scale with a pretrained base.")
-    ] = None,
+    scale: Annotated[str | None, typer.Option(help="Whose rank, rates, batch to take: a pretrained scale's.")] = None,
 ) -> None:
     """Make a model faster on your prompts: an adapter, the settings that pay on this machine, and a page on both.
 
