@@ -143,13 +143,10 @@ class Checkpoints:
             folder = self._workspace.checkpoint(self.recipe(trained))
             while self.record(trained) is None:
                 if time.monotonic() > patience:
-                    raise UserError(
-                        f"the checkpoint of {trained.title} is not to be seen from here",
-                        where=str(folder),
-                        fix="check that all machines share the output folder, and see the log of its training",
-                    )
-                if folder.parent.exists():
-                    list(folder.parent.iterdir())  # has a network file system look again
+                    fix = "check that all machines share the output folder, and see the log of its training"
+                    what = f"the checkpoint of {trained.title} is not to be seen from here"
+                    raise UserError(what, where=str(folder), fix=fix)
+                list(folder.parent.glob("*"))  # has a network file system look again
                 time.sleep(1.0)
 
     def train(self, chosen: Recipe) -> TrainingRow:

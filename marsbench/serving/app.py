@@ -72,11 +72,9 @@ class Routes:
         self._made, self._page = int(time.time()), (Path(__file__).parent / "page.html").read_bytes()
 
     async def chat_completions(self, request: Request) -> Response:
-        """Answer a conversation."""
         return await self._answered(read(await request.body(), ChatRequest), request)
 
     async def completions(self, request: Request) -> Response:
-        """Continue one prompt or several, given as text or as token ids."""
         return await self._answered(read(await request.body(), CompletionRequest), request)
 
     async def _answered(self, body: ChatRequest | CompletionRequest, request: Request) -> Response:
@@ -97,11 +95,9 @@ class Routes:
                 "root": self._name, "max_model_len": self._answers.ready.context}  # fmt: skip
 
     async def models(self, _: Request) -> Response:
-        """The one model."""
         return Json({"object": "list", "data": [self._model()]})
 
     async def one_model(self, request: Request) -> Response:
-        """The one model by its name."""
         self._check_model(request.path_params["name"])
         return Json(self._model())
 
@@ -111,15 +107,12 @@ class Routes:
         return Json({"status": "ok"})
 
     async def version(self, _: Request) -> Response:
-        """The version of marsbench."""
         return Json({"version": __version__})
 
     async def metrics(self, _: Request) -> Response:
-        """Prometheus' exposition format."""
         return Response(self._engine.metrics.page(), media_type="text/plain; version=0.0.4")
 
     async def speed(self, _: Request) -> Response:
-        """The default knobs, and how the engine is doing."""
         engine = self._engine
         knobs = {name: getattr(engine.settings, name) for name in SpeedRequest.__struct_fields__}
         said = knobs | {"methods": list(self._answers.ready.methods)}

@@ -198,7 +198,6 @@ class ChatRequest(_Decoding, kw_only=True):
 
     @property
     def best(self) -> int | None:
-        """How many of the best tokens are wanted beside each, None where no log-probabilities are."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
