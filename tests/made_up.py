@@ -1,16 +1,18 @@
 """What tests of pages share: the pages, rows that nobody measured, and a page's text taken apart."""
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import nox.registry
+import numpy as np
 
 from marsbench.errors import UserError
 from marsbench.executors.local import Here
+from marsbench.findings.cells import columns
 from marsbench.line import Line
 from marsbench.overview.work import carry_out
 from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
@@ -40,6 +42,16 @@ def answered(
         f"mini_{benchmark}", "exact_match", correct=[*map(float, correct)], emitted=[*map(int, emitted)],
         forwards=[*map(int, forwards)], finished=[1] * len(correct), **more,
     )  # fmt: skip
+
+
+def answers_of(page: TablePage, seed: int = 0, questions: int = 40) -> Iterator[EvaluationRow]:
+    """Answers of a page's lines that differ from cell to cell, and from seed to seed."""
+    generator = np.random.default_rng(seed)
+    for benchmark in columns(page.plan):
+        for arm in page.plan.lines:
+            forwards = generator.integers(5, 40, questions)
+            correct, extra = generator.integers(0, 2, questions), generator.integers(0, 9, questions)
+            yield answered(arm, benchmark, correct, forwards + extra, forwards, provenance=PROVENANCE)
 
 
 def sweep_row(contender: str, method: str, batch_size: int, seconds: Sequence[float], **more: Any) -> SweepRow:

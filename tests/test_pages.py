@@ -3,15 +3,14 @@
 import re
 import shutil
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
 import pytest
-from made_up import PAGES, answered, lines_of, measured_of, section, sweep_row
+from made_up import PAGES, answered, answers_of, lines_of, measured_of, section, sweep_row
 
 from marsbench.findings.cells import BENCHMARKS, columns, latest_cells
 from marsbench.findings.claims import Claim, Finding, Measured
@@ -41,19 +40,8 @@ MOST_WORDS, ALL_WORDS, MOST_PAGES = 2_500, 30_000, 13
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.plan.key)
 
 
-def rows_of(page: TablePage, change: Callable[[EvaluationRow], EvaluationRow] = lambda row: row) -> list[AnyRow]:
-    """Answers that differ from cell to cell; a lower threshold emits more tokens."""
-
-    def made() -> Iterator[EvaluationRow]:
-        generator = np.random.default_rng(len(page.plan.lines))
-        for benchmark in columns(page.plan):
-            for line in page.plan.lines:
-                forwards = generator.integers(5, 40, QUESTIONS)
-                extra = generator.integers(0, 9, QUESTIONS) * (1.6 - line.options.get("threshold", 1.6))
-                correct = generator.integers(0, 2, QUESTIONS)
-                yield answered(line, benchmark, correct, forwards + extra.astype(int), forwards)
-
-    return [change(row) for row in made()]
+def rows_of(page: TablePage) -> list[AnyRow]:
+    return [*answers_of(page, questions=QUESTIONS)]
 
 
 @pages
@@ -92,7 +80,7 @@ def test_nothing_undefined_is_printed_or_drawn(page: TablePage, case: str, tmp_p
         "all right": lambda row: replace(row, correct=[1.0] * QUESTIONS),
         "nothing done": lambda row: replace(row, status="failed", reason="out of memory", correct=[]),
     }
-    rows = rows_of(page, changes[case]) if case in changes else []
+    rows = [changes[case](row) for row in rows_of(page)] if case in changes else []
     text = page.render(rows, "mini")
     assert not re.search(r"\b(nan|inf|None)\b", text)
     assert ("out of memory" in text) == (case == "nothing done")

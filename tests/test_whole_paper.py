@@ -4,21 +4,20 @@ import json
 import re
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, fields, replace
 from math import isclose
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-import numpy as np
 import pytest
-from made_up import PAGES, PROVENANCE, answered, publish, sweep_row
+from made_up import PAGES, answered, answers_of, publish, sweep_row
 from scipy import stats
 from tools import invoke
 
 from marsbench.errors import UserError
-from marsbench.findings.cells import columns, latest_cells
+from marsbench.findings.cells import latest_cells
 from marsbench.findings.claims import ABSTRACT, Claim, Finding, judge_all
 from marsbench.findings.collection import collect
 from marsbench.findings.seeds import pooled
@@ -43,18 +42,8 @@ MATCHES = TABLE2.claims[0]  # MARS is at least as accurate as AR SFT, less two p
 HELD_BY = {"table5": "speedup", "table6": "speedup", "figure3": "table8", "appendix-a": "table2"}
 
 
-def evaluation_rows(page: TablePage, seed: int = 0) -> Iterator[EvaluationRow]:
-    """Answers to the same questions, other answers for every seed."""
-    generator = np.random.default_rng(seed)
-    for benchmark in columns(page.plan):
-        for arm in page.plan.lines:
-            forwards = generator.integers(5, 40, QUESTIONS)
-            correct, extra = generator.integers(0, 2, QUESTIONS), generator.integers(0, 9, QUESTIONS)
-            yield answered(arm, benchmark, correct, forwards + extra, forwards, provenance=PROVENANCE)
-
-
 def rows_of_seeds(count: int) -> list[list[Row]]:
-    return [[*evaluation_rows(TABLE2, seed)] for seed in range(count)]
+    return [[*answers_of(TABLE2, seed)] for seed in range(count)]
 
 
 # ---- several seeds --------------------------------------------------------------------------------------------------
@@ -98,7 +87,7 @@ def test_a_claim_over_seeds_by_hand() -> None:
 def with_mars(seed: int, right: int) -> list[Row]:
     """Rows of a seed in which MARS has so many questions of every benchmark right, and AR SFT none."""
     correct = {"mars": [1.0] * right + [0.0] * (QUESTIONS - right), "ar_sft": [0.0] * QUESTIONS}
-    return [replace(row, correct=correct.get(row.arm, row.correct)) for row in evaluation_rows(TABLE2, seed)]
+    return [replace(row, correct=correct.get(row.arm, row.correct)) for row in answers_of(TABLE2, seed)]
 
 
 def test_one_seed_is_judged_as_on_its_page() -> None:
@@ -208,8 +197,8 @@ def test_a_seed_counts_wherever_its_lines_were_measured(tmp_path: Path) -> None:
     """Guards against "differs" on a page that one training made, where other pages have more of the same lines."""
     table3 = next(page for page in PAGES if page.plan.key == "table3")
     for seed in range(3):
-        publish(tmp_path, [*evaluation_rows(table3, seed)], "table3", variant=f"seed{seed}" if seed else "")
-    publish(tmp_path, [*evaluation_rows(table3, 0)], "discrepancies")
+        publish(tmp_path, [*answers_of(table3, seed)], "table3", variant=f"seed{seed}" if seed else "")
+    publish(tmp_path, [*answers_of(table3, 0)], "discrepancies")
     (collection,) = collect(tmp_path, "mini", pages())
     seeds = collection.shown_with("discrepancies", 0)
     found = effect(seeds, "mars_no_sft_b4", "mars_no_sft_released_b4")
@@ -229,7 +218,7 @@ def test_only_the_papers_ablation_stands_beside_its_numbers(page: TablePage) -> 
 
 def test_scales_of_tests_have_pages_of_their_own(tmp_path: Path) -> None:
     """Guards against rows of models that know nothing on the page of the paper's scales."""
-    publish(tmp_path, [*evaluation_rows(TABLE2)], "table2", scale="micro")
+    publish(tmp_path, [*answers_of(TABLE2)], "table2", scale="micro")
     micro, mini = (write_whole_paper(tmp_path, scale)[0] for scale in ("micro", "mini"))
     assert micro == tmp_path / "reports" / "micro" / "index.md" and mini == tmp_path / "reports" / "index.md"
     assert "(table2.md)" in micro.read_text() and "Scale micro" not in mini.read_text()
@@ -251,7 +240,7 @@ def test_a_quick_sweep_stands_in_for_a_whole_one(tmp_path: Path) -> None:
 def test_nothing_undefined_is_printed(change: Callable[[EvaluationRow], EvaluationRow], tmp_path: Path) -> None:
     """Guards against NaN, infinity, None or a crash, whatever is missing."""
     assert not re.search(r"\b(nan|inf|None)\b", index_of(tmp_path))
-    publish(tmp_path, [change(row) for row in evaluation_rows(TABLE2)], "table2")
+    publish(tmp_path, [change(row) for row in answers_of(TABLE2)], "table2")
     assert not re.search(r"\b(nan|inf|None)\b", index_of(tmp_path))
 
 
