@@ -354,6 +354,8 @@ def test_a_page_is_of_one_lineage() -> None:
         for name, weights in cells
     ]
     query = pages()["table2"]
+    unknown = TrainingRow("sft", "done", "", "mini", "ar_sft", None, 1, 1, 1, 1.0, 1.0)
+    assert query.of([unknown]) == [unknown], "one without a checkpoint is no parent of its own"
     for rows in ([*sft, *mars, *answers], [*reversed([*sft, *mars, *answers])]):
         assert {row.checkpoint for row in query.of(rows)} == {"a", "mars of a"}, "it has most of the page's cells"
     newer = replace(sft[1], provenance={"started": "2026-11-27"})

@@ -181,18 +181,14 @@ class Judged:
 def judge_all(claims: Iterable[Claim], collections: Sequence[Collection]) -> list[Judged]:
     """Every claim judged at every scale, in the order of the paper's sections, with Holm's correction at each scale."""
     in_order = sorted(claims, key=lambda claim: claim.section.place if claim.section else (3, (), ""))
-    by_scale = {each.scale: _judged_at(in_order, each) for each in collections}
-    return [
-        Judged(claim, {scale: found[place] for scale, found in by_scale.items()})
-        for place, claim in enumerate(in_order)
-    ]
-
-
-def _judged_at(claims: Sequence[Claim], collection: Collection) -> list[Finding]:
-    found = [claim.with_beside(collection.of(claim.page)) for claim in claims]
-    tested = {place: said.p for place, said in enumerate(found) if said.claim.tested and said.p is not None}
-    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
-    return [replace(said, after_holm=adjusted.get(place)) for place, said in enumerate(found)]
+    by_claim: list[dict[str, Finding]] = [{} for _ in in_order]
+    for each in collections:
+        found = [claim.with_beside(each.of(claim.page)) for claim in in_order]
+        tested = {place: said.p for place, said in enumerate(found) if said.claim.tested and said.p is not None}
+        adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
+        for place, said in enumerate(found):
+            by_claim[place][each.scale] = replace(said, after_holm=adjusted.get(place))
+    return list(map(Judged, in_order, by_claim))
 
 
 def finding(claim: Claim, seeds: BySeed) -> Finding:

@@ -31,13 +31,13 @@ class Query:
         Of several trainings of a stage, and several rows of a cell, the best counts, see `ranked`. A line without a row
         on each benchmark that its plan `asks` is left out; unless given, those of any of its lines here.
         """
-        answers = [*self._answers(rows)]
+        answers, trainings = [*self._answers(rows)], [row for row in rows if isinstance(row, TrainingRow)]
         own = [row for row in rows if type(row) in self.kinds and getattr(row, "grid", self.page) == self.page]
         rank = ranked(rows, [*own, *[row for *_, row in answers]])
         cells = defaultdict[tuple[str, str], dict[str, EvaluationRow]](dict)
         for plan, line, row in answers:
-            best = max(cells[plan.key, line.name].get(row.benchmark, row), row, key=rank)
-            cells[plan.key, line.name][row.benchmark] = replace(best, arm=line.name)
+            chosen = max(cells[plan.key, line.name].get(row.benchmark, row), row, key=rank)
+            cells[plan.key, line.name][row.benchmark] = replace(chosen, arm=line.name)
         wanted = self.asks(rows) if asks is None else asks
         shown = [
             row
@@ -46,7 +46,10 @@ class Query:
             if {name for key, name in wanted if key == plan.key} <= (found := cells[plan.key, line.name]).keys()
             for row in found.values()
         ]
-        return [*self._trainings(rows, rank), *own, *shown]
+        best = {TrainedStage(row.stage, row.block_size): row for row in sorted(trainings, key=rank)}
+        scale = preset(trainings[0].scale) if trainings else None
+        stages = parents_first(self.stages(scale), scale) if scale else ()
+        return [*[best[stage] for stage in stages if stage in best], *own, *shown]
 
     def asks(self, rows: Sequence[Row]) -> Asks:
         """The benchmarks that the lines of each plan have rows on."""
@@ -63,12 +66,6 @@ class Query:
                 few = plan.questions is None or len(row.correct) <= plan.questions
                 if few and plan.asks(row.benchmark) and trained.get(row.checkpoint, line.trained) == line.trained:
                     yield plan, line, row
-
-    def _trainings(self, rows: Sequence[Row], rank: Callable[[Row], Any]) -> list[TrainingRow]:
-        trainings = sorted((row for row in rows if isinstance(row, TrainingRow)), key=rank)
-        best = {TrainedStage(row.stage, row.block_size): row for row in trainings}
-        scale = preset(trainings[0].scale) if trainings else None
-        return [best[stage] for stage in parents_first(self.stages(scale), scale) if stage in best] if scale else []
 
 
 def ranked(rows: Iterable[Row], wanted: Iterable[Row]) -> Callable[[Row], Any]:

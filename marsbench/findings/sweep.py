@@ -70,11 +70,6 @@ class SweepCells:
     def law(self) -> PositionLaw | None:
         return law_of(times.rows, times.window, times.seconds) if (times := self.step_times) else None
 
-    @property
-    def races(self) -> dict[int, dict[str, SweepRow]]:
-        """Batch size -> contender -> its row, where it has numbers."""
-        return {size: {row.contender: row for row in self.at(size)} for size in self.batch_sizes if self.at(size)}
-
     def by_batch(self, name: str) -> list[SweepRow | None]:
         """A contender's row at every batch size, None where it has no numbers."""
         return [self.done.get((name, size)) for size in self.batch_sizes]
@@ -195,9 +190,6 @@ def speed_of(row: SweepRow) -> float:
     """The speed-up over eager `ar`, which all of a race have in common, 0 where there is none."""
     found = speed_up(row, "ar")
     return found.value if found else 0.0
-
-
-# ---- in print ----
 
 
 def over(compiled: bool) -> str:

@@ -123,8 +123,6 @@ class Bench:
     def half(self) -> torch.dtype:
         return torch.bfloat16 if self.on_gpu else torch.float32
 
-    # ---- the trained model ----
-
     def trained(self, device: torch.device | None = None) -> Loaded:
         """The base of scale mini, in fp32."""
         return checkpoints.load(_BASES / "base", device=str(device or self.device))
@@ -164,8 +162,6 @@ class Bench:
         A CPU captures nothing: there, the same steps of fixed shape run operation by operation.
         """
         return partial(Batch, shapes=Graphs() if self.on_gpu else Steps())
-
-    # ---- models at random ----
 
     def random_model(self, size: str, dtype: torch.dtype) -> Any:
         torch.manual_seed(0)

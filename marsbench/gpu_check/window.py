@@ -104,9 +104,6 @@ def _checks(window: Window, names: Sequence[str]) -> None:
     run_checks(window.device, names, quick=window.tiny, output=window.output, console=window.console)
 
 
-# ---- what a step costs ----
-
-
 def time_steps(window: Window, size: str) -> None:
     """The cost of a step by method and rows on a model of random weights, and its speed with acceptance carried over.
 
@@ -134,9 +131,6 @@ def time_steps(window: Window, size: str) -> None:
             tokens_per_second=timed.tokens_per_second, provenance=provenance(seed=0),
         )  # fmt: skip
         keep(window.output, replace(row, key=content_hash(place(row))))
-
-
-# ---- the real model, by commands ----
 
 
 def command(*typed: str) -> str:

@@ -60,14 +60,15 @@ def _races(collection: Collection) -> list[dict[str, Any]]:
         for page in RACES
         for seed, rows in list(collection.rows.get(page, {}).items())[:1]
         for (dtype, prompts), sweep in SweepCells.by_race(rows).items()
-        if sweep.races
+        if sweep.done
     ]
 
 
 def _race(sweep: SweepCells, scale: Preset) -> dict[str, Any]:
-    races, cells = sweep.races, []
+    races = {size: {row.contender: row for row in sweep.at(size)} for size in sweep.batch_sizes if sweep.at(size)}
     known = {name: row for race in races.values() for name, row in race.items()}
     rows = {name: known[name] for name in sweep.names if name in known}
+    cells: list[list[dict[str, Any] | None]] = []
     for race in races.values():
         here = [race.get(name) for name in rows]
         laps = [row.lap_speeds if row else [] for row in here]

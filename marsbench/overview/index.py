@@ -20,6 +20,11 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     papers = [entry for entry in judged if entry.claim.papers]
     ours = [entry for entry in judged if not entry.claim.papers]
     known = [entry for entry in papers if any(found.estimate is not None for found in entry.findings.values())]
+    pages = []
+    for item in items():
+        study = study_of(item.key)
+        links = [(study.page, link + item.anchor) for each in collections if (link := link_of(study, each))]
+        pages.append([item.name, item.asks, ", ".join(f"[{page}]({link})" for page, link in links)])
     slots = {
         "tallies": "\n".join(_tallies(judged, collections)),
         "judged": said.HOW_CLAIMS_ARE_JUDGED,
@@ -27,7 +32,7 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
         "papers": _table(papers, collections),
         "untestable": said.untestable(entry.claim for entry in known),
         "ours": _table(ours, collections),
-        "pages": _pages(collections),
+        "pages": table(["", "asks", "page"], pages, text=range(3)),
     }
     return "".join(filled(__package__, "index.md", slots)) + "\n"
 
@@ -60,12 +65,3 @@ def link_of(study: Study, collection: Collection) -> str:
     link = collection.links.get(study.key, "")
     ending = ".html" if study.page == "explore" else ".md"
     return str(PurePosixPath(link).with_name(study.page + ending)) if link else ""
-
-
-def _pages(collections: Sequence[Collection]) -> str:
-    lines = []
-    for item in items():
-        study = study_of(item.key)
-        links = [(study.page, link + item.anchor) for each in collections if (link := link_of(study, each))]
-        lines.append([item.name, item.asks, ", ".join(f"[{page}]({link})" for page, link in links)])
-    return table(["", "asks", "page"], lines, text=range(3))

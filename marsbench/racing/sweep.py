@@ -94,9 +94,6 @@ def _step_times(course: Course) -> StepTimeRow:
     return kept(run, StepTimeRow, content, "the times of forward passes", timed)
 
 
-# ---- what is written down of a cell ---------------------------------------------------------------------------------
-
-
 def _sweep_row(
     course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str, Outcome], **seen: float | None
 ) -> SweepRow:

@@ -9,7 +9,6 @@ from marsbench.findings.claims import DIGITS, Finding
 from marsbench.findings.in_words import one_line, plus_minus
 from marsbench.findings.seeds import BySeed
 from marsbench.rendering.markdown import merged, table
-from marsbench.rows.kinds import EvaluationRow
 from marsbench.running.plans import TablePlan
 
 HOW_TO_READ_ACCURACY = (
@@ -30,7 +29,8 @@ def numbers_table(plan: TablePlan, seeds: BySeed, names: Sequence[str] = ()) -> 
     lines = [["questions", *_counts(cells, plan), "", "", "", *[""] * len(heads)]]
     for place, line in enumerate(shown):
         done = [done_cells(of_seed, line.name) for of_seed in cells]
-        of_benchmarks = [_mean([found[name] for found in done if name in found]) for name in columns(plan)]
+        of_seeds = [[fmean(found[name].correct) for found in done if name in found] for name in columns(plan)]
+        of_benchmarks = [f"{100 * fmean(shares):.1f}" if shares else "not run" for shares in of_seeds]
         accuracy, tokens = (claim.over(seeds.values()) for claim in line_numbers(plan, line.name))
         numbers = [*of_benchmarks, _plus_minus(accuracy), _plus_minus(tokens), str(accuracy.seeds) if any(done) else ""]
         lines.append([line.label, *numbers, *[papers[metric][place] for metric in heads]])
@@ -57,10 +57,6 @@ def _counts(cells: Sequence[Cells], plan: TablePlan) -> list[str]:
         rows = [row for of_seed in cells for line in plan.lines if (row := done_cells(of_seed, line.name).get(name))]
         found.append("/".join(map(str, sorted({len(row.correct) for row in rows}))))
     return found
-
-
-def _mean(rows: Sequence[EvaluationRow]) -> str:
-    return f"{100 * fmean(fmean(row.correct) for row in rows):.1f}" if rows else "not run"
 
 
 def _plus_minus(found: Finding) -> str:

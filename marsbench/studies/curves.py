@@ -56,9 +56,6 @@ def _lines() -> Iterator[Line]:
 PLAN = TablePlan("curves", "More training and other sizes", tuple(_lines()), questions=QUESTIONS, own="Curves", seed=6)
 
 
-# ---- the rule ----
-
-
 def _moves(rows: Sequence[Row], first: str, second: str, ways: Sequence[str] = (_AR, _ONE)) -> list[Estimate]:
     """By how many points lines differ between two points of a curve, as far as measured: AR SFT, MARS at one token."""
     claims = [more_accurate(PLAN, way + second, way + first) for way in ways]
@@ -87,9 +84,6 @@ def _places(rows: Sequence[Row], curve: str) -> dict[str, int]:
     trained = latest_stages(rows)
     found = {ending: trained.get(TrainedStage.of(f"mars{ending}")) for ending in _POINTS[curve]}
     return {ending: row.parameters if curve == SIZES else row.steps for ending, row in found.items() if row is not None}
-
-
-# ---- the page ----
 
 
 def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:

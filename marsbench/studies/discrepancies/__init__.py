@@ -106,9 +106,6 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     }
 
 
-# ---- pairs of lines ----
-
-
 def effect(seeds: BySeed, first: str, second: str) -> tuple[Finding, Finding] | None:
     """Line `first` minus line `second`: accuracy and tokens per forward pass, on the benchmarks that both answered.
 
@@ -155,9 +152,6 @@ def _most_changed(rows: Sequence[Row], first: str, second: str) -> str:
         f"Most of the difference at tau = .95 is {BENCHMARKS[name]}: {values[0]} to {values[1]} %, in one training "
         "seed. Other seeds may say otherwise."
     )
-
-
-# ---- the two small races ----
 
 
 def _cache_blocks(sweep: SweepCells) -> str:
