@@ -81,7 +81,7 @@ def score_programs(programs: Sequence[tuple[str, str]], problems: Mapping[str, P
 
     `passed` (HumanEval's tests and those that HumanEval+ adds), `passed base only`, or why HumanEval's were not. The
     reference of each problem runs once. What fails HumanEval's tests is not run on the others. `UserError` where a task
-    id is not among the problems, a reference does not run, or the sandbox does not start.
+    id is not among the problems, a reference does not run, or the sandbox fails.
     """
     task_ids = list(dict.fromkeys(task_id for task_id, _ in programs))
     if unknown := [task_id for task_id in task_ids if task_id not in problems]:

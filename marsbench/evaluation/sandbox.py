@@ -19,8 +19,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from multiprocessing.connection import Connection
 from typing import IO, Any, Literal, cast
 
@@ -99,15 +101,14 @@ def record_outputs(
     """What reference solutions return, in their order; the rest is as for `run_programs`."""
     jobs = max(1, min(os.cpu_count() or 1, len(programs) // WORTH_A_WORKER))
     parts = [programs[len(programs) * job // jobs : len(programs) * (job + 1) // jobs] for job in range(jobs)]
-    with tempfile.TemporaryFile("w+") as log, ExitStack() as workers:
+
+    def ask(pipe: Connection, part: Sequence[Program]) -> list[Recording]:
+        return [_heard(pipe, program, time_limit_s, memory_limit_mb * 2**20) for program in part]
+
+    with ThreadPoolExecutor(jobs) as pool, tempfile.TemporaryFile("w+") as log, ExitStack() as workers:
         try:
-            asked = [(workers.enter_context(_worker(log)), part) for part in parts]
-            for pipe, part in asked:
-                unsolved = [replace(program, expected=None) for program in part]
-                pipe.send((unsolved, time_limit_s, memory_limit_mb * 2**20))
-            for pipe, part in asked:  # read when all have run: before, nothing of what is expected is in the worker
-                pipe.send([program.expected for program in part])
-            return [_heard(pipe, program) for pipe, part in asked for program in part]
+            pipes = [workers.enter_context(_worker(log)) for _ in parts]
+            return list(chain.from_iterable(pool.map(ask, pipes, parts)))
         except (EOFError, ConnectionError) as error:
             log.seek(0)
             raise UserError(
@@ -116,7 +117,9 @@ def record_outputs(
             ) from error  # fmt: skip
 
 
-def _heard(pipe: Connection, program: Program) -> Recording:
+def _heard(pipe: Connection, program: Program, limit_s: float, memory: int) -> Recording:
+    pipe.send((replace(program, expected=None), limit_s, memory))
+    pipe.send(program.expected)  # read when it has run: before, nothing of what is expected is in the worker
     reason = cast(Reason, pipe.recv_bytes().decode())
     if reason != "passed" or program.expected is not None:
         return Recording(reason)

@@ -1,9 +1,8 @@
 """The sandbox's worker: runs the programs that come by a pipe and says a word on each. `sandbox` starts it.
 
 A program runs in a child, behind evalplus's guard and a lock, and what its function returns for each input is written
-down. It is told no expected value, and nothing it says is a verdict: when all have ended, other children read the
-records as plain data and compare. So nothing is gained by printing, exiting, patching, or returning what equals
-everything.
+down. It is told no expected value, and nothing it says is a verdict: when it has ended, another child reads the record
+as plain data and compares. So nothing is gained by printing, exiting, patching, or returning what equals everything.
 
 evalplus's guard only replaces some functions of `os`; sockets, ctypes, files opened through `io` and raw forks remain.
 So an audit hook refuses every audited action that is not plain computing, the few unaudited ways out are removed, and
@@ -83,23 +82,22 @@ class PlainPickler(pickle.Pickler):
 
 
 def main() -> None:
-    """Run all programs, then compare what they have returned with what is expected of them."""
-    connection = Connection(int(sys.argv[1]))
+    """Run programs, and compare what each has returned with what is expected of it, until the pipe closes."""
+    connection, record = Connection(int(sys.argv[1])), Path("record")
     if sys.platform == "linux":  # where users may not give up the network, the hook still refuses it
         ctypes.CDLL(None).unshare(NO_NETWORK)
-    programs, limit_s, memory = connection.recv()
-    records = [Path(str(number)) for number in range(len(programs))]
-    reasons = [
-        _ended(min(limit_s, sum(program.limits_s or [limit_s])), run_locked, program, record, memory)
-        for program, record in zip(programs, records, strict=True)
-    ]
-    for program, record, reason, expected in zip(programs, records, reasons, connection.recv(), strict=True):
-        if reason == "passed" and expected is not None:
-            reason = _ended(limit_s, compare, program, expected, record, memory)
-        connection.send_bytes(reason.encode())
-        if reason == "passed" and expected is None:
-            connection.send_bytes(record.read_bytes())
-        record.unlink(missing_ok=True)
+    with suppress(EOFError):
+        while True:
+            program, limit_s, memory = connection.recv()
+            until_s = min(limit_s, sum(program.limits_s or [limit_s]))
+            reason, expected = _ended(until_s, run_locked, program, record, memory), connection.recv()
+            if reason == "passed" and expected is not None:
+                reason = _ended(limit_s, compare, program, expected, record, memory)
+            connection.send_bytes(reason.encode())
+            if reason == "passed" and expected is None:
+                connection.send_bytes(record.read_bytes())
+            expected = None  # the next program must not find what was expected of this one
+            record.unlink(missing_ok=True)
 
 
 def _ended(limit_s: float, work: Callable[..., None], *arguments: Any) -> str:
