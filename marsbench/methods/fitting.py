@@ -39,10 +39,8 @@ def fit(
     if METHODS[name].needs_masks and not untrained_masks:
         _check_masks(name, loaded)
     if name == "block-diffusion" and isinstance(loaded.model, Adapted):
-        raise UserError(
-            "an adapter does not act on masks that stand among tokens, as those of block-diffusion do",
-            fix="choose another method, or a block_diffusion checkpoint",
-        )
+        what = "an adapter does not act on masks that stand among tokens, as those of block-diffusion do"
+        raise UserError(what, fix="choose another method, or a block_diffusion checkpoint")
     if draft is not None and "draft" in METHODS[name].needs:
         _check_draft(loaded, draft)
         if options.get("draft_method") == "mars":
@@ -65,10 +63,9 @@ def remark_on_rounding(name: str, model: Any) -> str:
 
 def _check_masks(name: str, loaded: Loaded) -> None:
     if not loaded.knows_masks:
-        raise UserError(
-            f"method {name!r} needs a checkpoint trained with masks; this one is of stage {loaded.stage!r}",
-            fix="use a MARS checkpoint; marsbench eval, show and decode take --untrained-masks to go without",
-        )
+        what = f"method {name!r} needs a checkpoint trained with masks; this one is of stage {loaded.stage!r}"
+        fix = "use a MARS checkpoint; marsbench eval, show and decode take --untrained-masks to go without"
+        raise UserError(what, fix=fix)
 
 
 def _check_draft(target: Loaded, draft: Loaded) -> None:
@@ -78,10 +75,8 @@ def _check_draft(target: Loaded, draft: Loaded) -> None:
     if target.own_tokenizer is not None and draft.own_tokenizer is not None:
         same = target.tokenizer.get_vocab() == draft.tokenizer.get_vocab()
     if not same:
-        raise UserError(
-            f"the draft model's vocabulary ({sizes[1]:,} entries) is not the model's ({sizes[0]:,} entries)",
-            fix="choose a draft with the same tokenizer",
-        )
+        what = f"the draft model's vocabulary ({sizes[1]:,} entries) is not the model's ({sizes[0]:,} entries)"
+        raise UserError(what, fix="choose a draft with the same tokenizer")
 
 
 def default_ids(loaded: Loaded, eos_id: int | None = None, pad_id: int | None = None) -> tuple[list[int], int]:
@@ -93,10 +88,8 @@ def default_ids(loaded: Loaded, eos_id: int | None = None, pad_id: int | None = 
     tokenizer, settings, config = loaded.own_tokenizer, loaded.model.generation_config, loaded.model.config
     found = [eos_id] if eos_id is not None else [*_ids(tokenizer, "eos"), *_ids(settings, "eos")] or _ids(config, "eos")
     if not found:
-        raise UserError(
-            "this checkpoint does not name its EOS token",
-            fix="set eos_token_id in its generation_config.json; marsbench decode also takes --eos-id",
-        )
+        fix = "set eos_token_id in its generation_config.json; marsbench decode also takes --eos-id"
+        raise UserError("this checkpoint does not name its EOS token", fix=fix)
     pads = [pad_id] if pad_id is not None else []
     pads += [token for source in (tokenizer, settings, config) for token in _ids(source, "pad")]
     return list(dict.fromkeys(found)), [*pads, *found][0]

@@ -108,10 +108,8 @@ def write_gguf(model: Any, file: Path, quantised: Quantised = "none") -> None:
     config = model.config
     kind = config.model_type
     if kind not in _KINDS or model.dtype not in _TYPES:
-        raise UserError(
-            f"llama.cpp is not given a model of the kind {kind} in {model.dtype}",
-            fix="race it with a Llama or Qwen2 model",
-        )
+        fix = "race it with a Llama or Qwen2 model"
+        raise UserError(f"llama.cpp is not given a model of the kind {kind} in {model.dtype}", fix=fix)
     writer: Any = gguf.GGUFWriter(file, kind)
     rotary = model.get_decoder().rotary_emb
     size = rotary.inv_freq.numel() * 2  # of a head

@@ -38,9 +38,8 @@ class Option:
                 raise UserError(f"{words} {value!r} is no number", fix=f"give one, as in {name}=0.95")
             number = cast("float", value)
             if self.least is not None and self.most is not None and not self.least <= number <= self.most:
-                raise UserError(
-                    f"{words} {value} is out of range", fix=f"give a value from {self.least:g} to {self.most:g}"
-                )
+                fix = f"give a value from {self.least:g} to {self.most:g}"
+                raise UserError(f"{words} {value} is out of range", fix=fix)
 
 
 def option(help: str, default: Any = None, **more: Any) -> Any:

@@ -171,10 +171,8 @@ class Preset:
     ) -> "Preset":  # fmt: skip
         """The same scale with another base, chat data or draft head, or with every stage's budget changed."""
         if self.pretrained is None and (base or chat_data):
-            raise UserError(
-                f"scale {self.scale} trains its own base on the embedded world, not on chat data",
-                fix=f"leave --base and --chat-data out, or choose a scale of {', '.join(scales_with_chat_data())}",
-            )
+            fix = f"leave --base and --chat-data out, or choose a scale of {', '.join(scales_with_chat_data())}"
+            raise UserError(f"scale {self.scale} trains its own base on the embedded world, not on chat data", fix=fix)
 
         def changed(budget: Budget) -> Budget:
             return replace(budget, steps=steps or budget.steps, batch_size=batch_size or budget.batch_size)

@@ -122,10 +122,8 @@ def load(
         has_tokenizer = (folder / "tokenizer.json").is_file()
         tokenizer = AutoTokenizer.from_pretrained(folder, config=config) if has_tokenizer else None
     if unfit := sorted([*opened[1]["missing_keys"], *(opened[1]["unexpected_keys"] if renamed else [])]):
-        raise UserError(
-            f"the weights do not fit a {type(model).__name__}: {', '.join(unfit[:3])}", where=str(path),
-            fix="choose a checkpoint of an architecture that transformers knows",
-        )  # fmt: skip
+        what = f"the weights do not fit a {type(model).__name__}: {', '.join(unfit[:3])}"
+        raise UserError(what, where=str(path), fix="choose a checkpoint of an architecture that transformers knows")
     if (head := read_head(folder)) is not None:
         nothing = torch.zeros(model.config.get_text_config().hidden_size)  # what acts on masks is the head alone
         model = cast(PreTrainedModel, Adapted(model, Adapter(nothing, {}, head)))
@@ -155,14 +153,11 @@ def with_adapter(loaded: Loaded, adapter: str | Path) -> Loaded:
     if record is None or record.base_weights is None:
         raise UserError("this is no gated adapter", where=str(folder), fix="train one: marsbench train mars_gated")
     if record.base_weights != loaded.weights:
-        raise UserError(
-            "the adapter was trained on other weights", where=str(folder),
-            fix="give the checkpoint that it was trained on; its record says which: marsbench.json",
-        )  # fmt: skip
+        fix = "give the checkpoint that it was trained on; its record says which: marsbench.json"
+        raise UserError("the adapter was trained on other weights", where=str(folder), fix=fix)
     if weights_hash(folder) != record.weights:
-        raise UserError(
-            "the adapter is damaged: its weights are not those of its record", where=str(folder), fix="copy it again"
-        )
+        fix = "copy it again"
+        raise UserError("the adapter is damaged: its weights are not those of its record", where=str(folder), fix=fix)
     adapted = Adapted(alone, read_adapter(folder, alone))
     tokenizer = AutoTokenizer.from_pretrained(folder) if (folder / "tokenizer.json").is_file() else loaded.own_tokenizer
     weights = weights_with_adapter(loaded.weights, record.weights)

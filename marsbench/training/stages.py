@@ -247,10 +247,8 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
     if block_size < 2:
         raise UserError(f"block size {block_size} is too small to train", fix=f"choose one of {BLOCK_SIZES}")
     if pretrained and (chosen.plain_text or chosen.draft):
-        raise UserError(
-            f"scale {scale.scale} does not train {stage_name}: its base {pretrained.base} is pretrained",
-            fix="use that as --checkpoint, and a checkpoint of a smaller scale as --draft",
-        )
+        what = f"scale {scale.scale} does not train {stage_name}: its base {pretrained.base} is pretrained"
+        raise UserError(what, fix="use that as --checkpoint, and a checkpoint of a smaller scale as --draft")
     parents = lineage(scale, stage_name)[:-1]
     ready = scale.ready_checkpoint(chosen.parent, None) if world and chosen.parent else None  # the world's, untrained
     budget = world.pretraining_of(draft=chosen.draft) if world and chosen.plain_text else scale.finetuning

@@ -203,10 +203,8 @@ def share_of_batch(batch_size: int, processes: int, limit: int | None = None) ->
         UserError: the processes cannot share the batch equally.
     """
     if batch_size % processes:
-        raise UserError(
-            f"{processes} processes cannot share a batch of {batch_size} sequences equally",
-            fix="choose a number of processes that divides it, or another --batch-size",
-        )
+        fix = "choose a number of processes that divides it, or another --batch-size"
+        raise UserError(f"{processes} processes cannot share a batch of {batch_size} sequences equally", fix=fix)
     share = batch_size // processes
     rows = max(rows for rows in range(1, min(share, limit or share) + 1) if share % rows == 0)
     return rows, share // rows
