@@ -94,7 +94,7 @@ def generate(
         raise UserError("there is no generation configuration", fix="call model.generate(custom_generate=...)")
     rules = [*logits_processor, *stopping_criteria]
     strange = [type(rule).__name__ for rule in rules if not isinstance(rule, _KNOWN)]
-    strange += [*_of_configuration(config), *_of_inputs(input_ids, others), *_of_model(model)]
+    strange += _asked_in_vain(config, input_ids, others, model)
     options = Decoding(
         method=method, threshold=threshold, prefill_positions=prefill_positions, compiled=compiled, draft=draft,
         mask_id=_tokenizer_mask(str(adapter or model.name_or_path or "")) if mask_id is None else mask_id,
@@ -181,16 +181,19 @@ _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.AS
 _HOW_TO_RUN = ("use_cache", "logits_to_keep")  # of what transformers passes along: no token depends on it
 
 
-def _of_configuration(config: GenerationConfig) -> Iterator[str]:
+def _asked_in_vain(
+    config: GenerationConfig, input_ids: Tensor, others: dict[str, Any], model: PreTrainedModel
+) -> Iterator[str]:
+    """What a configuration, a caller or peft ask for that would be left out.
+
+    transformers adds an empty cache and usual positions. peft puts learned prompts on a model for `generate` alone, and
+    hooks that are told of every row of a batch.
+    """
     if (mode := config.get_generation_mode()) not in _MODES:
         yield mode.value
     if config.cache_implementation == "quantized":
         yield "a quantized cache"
     yield from (name for name in _SETTINGS if getattr(config, name, None))
-
-
-def _of_inputs(input_ids: Tensor, others: dict[str, Any]) -> Iterator[str]:
-    """What a caller gave beside ids that would be left out; transformers adds an empty cache, and usual positions."""
     mask, position, cache = (others.get(name) for name in ("attention_mask", "position_ids", "past_key_values"))
     usual = (torch.ones_like(input_ids) if mask is None else mask.long()).cumsum(-1) - 1
     if mask is not None and mask.shape != input_ids.shape:
@@ -203,10 +206,6 @@ def _of_inputs(input_ids: Tensor, others: dict[str, Any]) -> Iterator[str]:
         yield "past_key_values"
     known = {"attention_mask", "position_ids", "past_key_values", *_HOW_TO_RUN, *OPTIONS, *EARLIER}
     yield from (name for name, given in others.items() if name not in known and given is not None)
-
-
-def _of_model(model: PreTrainedModel) -> Iterator[str]:
-    """What peft puts on a model for `generate` alone: learned prompts, and what it tells of every row of a batch."""
     prepares = "prepare_inputs_for_generation"
     own, of_class = vars(model).get(prepares), getattr(type(model), prepares, None)
     if own is not None and getattr(own, "__func__", own) is not of_class:

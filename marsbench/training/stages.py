@@ -63,24 +63,19 @@ def _gated(summary: str, parent: str = "ar_sft", **others: Any) -> Stage:
     return Stage(summary, parent, "gated", variant=_AS_DECODED, adapters_rate=True, **others)
 
 
-def _corner(ending: str, words: str, base: str, *, hard: bool) -> dict[str, Stage]:
-    """AR fine-tuning, MARS and its ablation from another base, or all of them at another rate, than the tables have."""
-    sft = f"ar_sft{ending}"
-    return {
-        sft: Stage(f"AR fine-tuning {words}", base, "ar", adapters_rate=hard),
-        f"mars{ending}": _mars(f"MARS {words}", sft, adapters_rate=hard),
-        f"mars_no_sft{ending}": _mars(f"MARS without the AR term {words}", sft, ar_weight=0.0, adapters_rate=hard),
+def _points(
+    base: str, ending: str, words: str, *, hard: bool = False, longer: int = 1, ablated: bool = False
+) -> dict[str, Stage]:
+    """AR fine-tuning and MARS behind it, from another base, at another rate or on more data than the tables have."""
+    words += f" on {longer} times the conversations" if longer > 1 else ""
+    sft, how = f"ar_sft{ending}", dict[str, Any](adapters_rate=hard, longer=longer)
+    stages = {
+        sft: Stage(f"AR fine-tuning {words}", base, "ar", **how),
+        f"mars{ending}": _mars(f"MARS {words}", sft, **how),
     }
-
-
-def _points(base: str, ending: str, words: str, *, hard: bool = False, longer: int = 1) -> dict[str, Stage]:
-    """AR fine-tuning and MARS behind it: a point of a curve over training steps, or over sizes."""
-    words += " at the adapter's rate" * hard + (f" on {longer} times the conversations" if longer > 1 else "")
-    how: dict[str, Any] = {"adapters_rate": hard, "longer": longer}
-    return {
-        f"ar_sft{ending}": Stage(f"AR fine-tuning {words}", base, "ar", **how),
-        f"mars{ending}": _mars(f"MARS {words}", f"ar_sft{ending}", **how),
-    }
+    if ablated:
+        stages[f"mars_no_sft{ending}"] = _mars(f"MARS without the AR term {words}", sft, ar_weight=0.0, **how)
+    return stages
 
 
 STAGES: dict[str, Stage] = {
@@ -171,17 +166,19 @@ STAGES: dict[str, Stage] = {
     **_points("base", "_2x_data", "of the base", longer=2),
     **_points("base", "_4x_data", "of the base", longer=4),
     **_points("base", "_8x_data", "of the base", longer=8),
-    **_points("base", "_hard_4x_data", "of the base", hard=True, longer=4),
+    **_points("base", "_hard_4x_data", "of the base at the adapter's rate", hard=True, longer=4),
     **_points("text_base", "_of_text_base", "of the text base"),
     **_points("text_base", "_of_text_base_4x_data", "of the text base", longer=4),
-    **_points("text_base", "_of_text_base_hard", "of the text base", hard=True),
-    **_points("text_base", "_of_text_base_hard_4x_data", "of the text base", hard=True, longer=4),
+    **_points("text_base", "_of_text_base_hard", "of the text base at the adapter's rate", hard=True),
+    **_points("text_base", "_of_text_base_hard_4x_data", "of the text base at the adapter's rate", hard=True, longer=4),
     **_points("small_base", "_of_small_base", "of the small base"),
     **_points("medium_base", "_of_medium_base", "of the medium base"),
     **_points("large_base", "_of_large_base", "of the large base"),
-    **_corner("_of_short_base", "of the short base", "short_base", hard=False),
-    **_corner("_hard_sft", "at the adapter's rate, as is what it continues from", "base", hard=True),
-    **_corner("_hard_sft_of_short_base", "of the short base at the adapter's rate", "short_base", hard=True),
+    **_points("short_base", "_of_short_base", "of the short base", ablated=True),
+    **_points("base", "_hard_sft", "at the adapter's rate, as is what it continues from", hard=True, ablated=True),
+    **_points(
+        "short_base", "_hard_sft_of_short_base", "of the short base at the adapter's rate", hard=True, ablated=True
+    ),
 }  # fmt: skip
 BLOCK_SIZES = (4, 8, 16)
 BLOCKWISE: tuple[Objective, ...] = ("mars", "block_diffusion", "gated")  # show the model masks, block by block
