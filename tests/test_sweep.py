@@ -24,7 +24,7 @@ from marsbench.compiled.fixed import Steps
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
-from marsbench.findings.export import export, frame, matching, merged
+from marsbench.findings.export import export, matching, merged
 from marsbench.findings.sweep import SweepCells
 from marsbench.line import Line
 from marsbench.methods import METHODS, Options, build_method
@@ -439,14 +439,10 @@ def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> N
     assert {row.key: row for row in whole}[rows[0].key] == rows[0]
     chosen = matching(whole, ["method=mars", "batch_size=4", "options.threshold=0.5"])
     assert [row.contender for row in chosen if isinstance(row, SweepRow)] == ["mars, tau = 0.5"]
-    for name in ("rows.csv", "rows.parquet", "rows.jsonl"):
-        assert export(whole, tmp_path / name).exists()
-    assert read_rows(tmp_path / "rows.jsonl") == whole
-    table = pd.read_parquet(tmp_path / "rows.parquet")
-    assert list(table["key"]) == [row.key for row in whole] == list(pd.read_csv(tmp_path / "rows.csv")["key"])
-    assert list(table[table["key"] == rows[0].key]["emitted"].iloc[0]) == rows[0].emitted
+    assert read_rows(export(whole, tmp_path / "rows.jsonl")) == whole
+    table = pd.read_csv(export(whole, tmp_path / "rows.csv"))
+    assert list(table["key"]) == [row.key for row in whole]
     assert json.loads(table[table["key"] == rows[0].key]["seconds"].iloc[0]) == rows[0].seconds
-    assert len(frame(whole)) == len(whole)
     for wrong in ("method", "speed=1"):
         with pytest.raises(UserError):
             matching(whole, [wrong])

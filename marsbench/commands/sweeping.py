@@ -55,7 +55,7 @@ def results(
     where: Annotated[
         list[str] | None, typer.Option(help="FIELD=VALUE that rows must have, such as method=mars; several times.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the rows: FILE.csv, FILE.parquet or FILE.jsonl.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the rows: FILE.csv or FILE.jsonl.")] = None,
 ) -> None:
     """Merge rows of several files, filter them, and export them for other tools.
 

@@ -1,11 +1,10 @@
 """Rows as a table for other tools: merged from several files, filtered, exported through pandas."""
 
-import io
 import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marsbench.errors import UserError, unknown_name
 from marsbench.files import check_can_be_written, write_atomically
@@ -13,10 +12,7 @@ from marsbench.findings.sweep import speed_up
 from marsbench.rows.kinds import EvaluationRow, Row, SweepRow, to_json
 from marsbench.rows.store import read_rows, rows_text
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-FORMATS = (".csv", ".parquet", ".jsonl")
+FORMATS = (".csv", ".jsonl")
 
 
 def merged(files: Sequence[Path]) -> list[Row]:
@@ -60,13 +56,6 @@ def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def frame(rows: Sequence[Row]) -> "pd.DataFrame":
-    """One line per row, a column per field, and columns of what follows from them; lists stay lists."""
-    import pandas as pd
-
-    return pd.DataFrame([_flat(to_json(row)) | derived(row) for row in rows])
-
-
 def derived(row: Row) -> dict[str, float]:
     """What a reader wants of a row beside its raw values; empty for rows without such numbers.
 
@@ -86,21 +75,8 @@ def derived(row: Row) -> dict[str, float]:
     return {}
 
 
-def _one_type(column: "pd.Series[Any]") -> "pd.Series[Any]":
-    """A column that Parquet can hold: where rows of different kinds disagree about its type, everything is JSON."""
-    known = column.dropna()
-    lists = [value for value in known if isinstance(value, list)]
-    nested = any(isinstance(part, list) for value in lists for part in value)
-    if not nested and len(lists) in (0, len(known)):
-        return column
-    return known.map(json.dumps).reindex(column.index)
-
-
 def export(rows: Sequence[Row], file: Path) -> Path:
-    """Write rows as CSV (lists as JSON), Parquet, or JSON Lines that this program reads again, by the file's name.
-
-    A Parquet column holds lists as they are, unless rows of different kinds disagree about its type: then JSON.
-    """
+    """Write rows as CSV (lists as JSON), or as JSON Lines that this program reads again, by the file's name."""
     if file.suffix not in FORMATS:
         raise unknown_name("kind of file", file.suffix or file.name, list(FORMATS))
     check_can_be_written(file, "--out")
@@ -108,9 +84,9 @@ def export(rows: Sequence[Row], file: Path) -> Path:
         raise UserError("no row is left to write", where=str(file), fix="loosen --where; without --out, rows are shown")
     if file.suffix == ".jsonl":
         return write_atomically(file, rows_text(rows).encode())
-    if file.suffix == ".parquet":
-        whole = io.BytesIO()
-        frame(rows).apply(_one_type).to_parquet(whole, index=False)
-        return write_atomically(file, whole.getvalue())
-    table = frame(rows).map(lambda value: json.dumps(value) if isinstance(value, list) else value)
+    import pandas as pd
+
+    # A line per row, a column per field, and columns of what follows from them.
+    table = pd.DataFrame([_flat(to_json(row)) | derived(row) for row in rows])
+    table = table.map(lambda value: json.dumps(value) if isinstance(value, list) else value)
     return write_atomically(file, table.to_csv(index=False).encode())

@@ -93,7 +93,8 @@ def write_whole_paper(root: Path, scale: str) -> list[Path]:
 
     The paper's scales and the default one share these pages; `root` is the folder that holds results/ and reports/.
     """
-    collections, judged = _judged(root, scale)
+    collections = collect(root, scale, pages())
+    judged = judge_all(claims(), collections)
     figures = front_door.draw(judged, collections, whole_paper_folder(root, scale))
     texts = _texts(root, scale, collections, judged)
     return [*[write_atomically(path, text.encode()) for path, text in texts.items()], *figures]
@@ -104,12 +105,8 @@ def whole_paper(root: Path, scale: str) -> dict[Path, str]:
 
     README is one of them, in a folder that has one with the marks for it, where the default scale is measured.
     """
-    return _texts(root, scale, *_judged(root, scale))
-
-
-def _judged(root: Path, scale: str) -> tuple[list[Collection], list[Judged]]:
     collections = collect(root, scale, pages())
-    return collections, judge_all(claims(), collections)
+    return _texts(root, scale, collections, judge_all(claims(), collections))
 
 
 def _texts(root: Path, scale: str, collections: Sequence[Collection], judged: Sequence[Judged]) -> dict[Path, str]:
