@@ -58,12 +58,8 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
         return {}
     before, begin, rest = file.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
-    shown = front_door(root, judged, collections, whole) if begin and end else ""
-    return {file: f"{before}{BEGIN}\n{shown}\n{END}{after}"} if shown else {}
-
-
-def front_door(root: Path, judged: Sequence[Judged], collections: Sequence[Collection], whole: Collection) -> str:
-    """The answers to what a reader asks first, a pure function of rows; `whole` is of the toy."""
+    if not (begin and end):
+        return {}
     found = {(entry.claim.page, entry.claim.name): entry.findings[whole.scale] for entry in judged}
     real = next((each for each in collections if each.scale == REAL), Collection(REAL, {}, {}))
     rows = next(iter(real.of(on_gpu.STUDY.key)), [])  # of MARS on the real model
@@ -87,7 +83,7 @@ def front_door(root: Path, judged: Sequence[Judged], collections: Sequence[Colle
         "toy": _regime(found, "".join(map(more_steps, whole.of("curves")[:1]))),
         "speed": f"Our AR baseline is itself {generate} times as fast as transformers' `generate` (toy, batch 1).",
     }
-    return "".join(filled(__package__, "front_door.md", slots))
+    return {file: "\n".join([before + BEGIN, *filled(__package__, "front_door.md", slots), END + after])}
 
 
 def _threshold_costs(toy: Finding | None, real: Finding) -> str:

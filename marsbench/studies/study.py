@@ -39,10 +39,6 @@ class Item:
     place: int = 0  # among pages of our own
     plan: TablePlan | None = None  # its lines, where it is made of lines
 
-    @property
-    def session(self) -> str:
-        return session_of(self.key)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Study(Item):
@@ -153,7 +149,7 @@ class TablePage(Study):
         cells = latest_cells(ready)
         plan = self._shown(cells)
         # A claim on a line that is left out is left out too.
-        missing = {line.name for line in self._lines.lines} - {line.name for line in plan.lines}
+        missing = {line.name for line in (self.table or self.plan).lines} - {line.name for line in plan.lines}
         yield title(plan, scale)
         yield page_claims([claim for claim in self.claims if not missing & {*claim.lines}], seeds, scale)
         yield f"## {self.figure_title}" if self.figure_title else ""
@@ -163,20 +159,17 @@ class TablePage(Study):
         yield numbers_table(plan, {seed: self.prepared(of_seed) for seed, of_seed in seeds.items()}, self.lines)
         yield f"{self.opening} {HOW_TO_READ_ACCURACY} {about(scale, seeds)}"
         yield paragraphs(reasons(cells, plan), *[section(ready) for section in self.more])
-        yield folded(facts_section(rows, command(self.session, scale)), deviations(rows, scale, self.deviations))
+        yield folded(
+            facts_section(rows, command(session_of(self.key), scale)), deviations(rows, scale, self.deviations)
+        )
 
     def draw(self, rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
         cells = latest_cells(self.prepared([row for row in rows if row.scale == scale]))
         return self.drawing(cells, self._shown(cells), reports_dir / self._stem) if self.drawing else []
 
-    @property
-    def _lines(self) -> TablePlan:
-        return self.table or self.plan
-
     def _shown(self, cells: Cells) -> TablePlan:
-        run = {name for name, _ in cells}
-        shown = tuple(line for line in self._lines.lines if not line.optional or line.name in run)
-        return replace(self._lines, lines=shown)
+        run, plan = {name for name, _ in cells}, self.table or self.plan
+        return replace(plan, lines=tuple(line for line in plan.lines if not line.optional or line.name in run))
 
     @property
     def _stem(self) -> str:
