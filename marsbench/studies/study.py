@@ -159,9 +159,8 @@ class TablePage(Study):
         yield numbers_table(plan, {seed: self.prepared(of_seed) for seed, of_seed in seeds.items()}, self.lines)
         yield f"{self.opening} {HOW_TO_READ_ACCURACY} {about(scale, seeds)}"
         yield paragraphs(reasons(cells, plan), *[section(ready) for section in self.more])
-        yield folded(
-            facts_section(rows, command(session_of(self.key), scale)), deviations(rows, scale, self.deviations)
-        )
+        how = command(session_of(self.key), scale)
+        yield folded(facts_section(rows, how), deviations(rows, scale, self.deviations))
 
     def draw(self, rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
         cells = latest_cells(self.prepared([row for row in rows if row.scale == scale]))
