@@ -290,8 +290,8 @@ def test_the_registry_is_the_papers() -> None:
     tables = [f"table{number}" for number in (2, 3, 4, 5, 6, 8, 9)]
     figures = [f"figure{number}" for number in (1, 3, 6)]
     assert keys == [
-        *tables, *figures, "appendix-a", "regime", "discrepancies", "gains", "lengths", "adapter", "curves", "map",
-        "rivals", "speedup", "serving", "real-model",
+        *tables, *figures, "appendix-a", "regime", "discrepancies", "gains", "lengths", "adapter", "alignment",
+        "curves", "map", "rivals", "speedup", "serving", "real-model",
     ]  # fmt: skip
     assert [session.makes for session in SESSIONS.values()] == keys, "each has a session that README can show"
     assert [key for key in studies() if key in keys] == [key for key in keys if key in studies()]

@@ -65,7 +65,9 @@ def emits_more(plan: TablePlan, first: str, second: str, *said: str, **more: Any
 
 def gains_more(plan: TablePlan, first: tuple[str, str], second: tuple[str, str], *said: str, **more: Any) -> Claim:
     """What one line gains over another in accuracy is more than what a third gains over a fourth."""
-    published = _published(plan, (*first, *second), "accuracy", lambda a, b, c, d: (a - b) - (c - d))
+    published = more.pop("published", None) or _published(
+        plan, (*first, *second), "accuracy", lambda a, b, c, d: (a - b) - (c - d)
+    )
     fields = {"bound": _MORE, "signed": True, **more}
     gain = _mean(lambda a, b, c, d: gain_difference((a.correct, b.correct), (c.correct, d.correct)), 100)
     return _claim(plan, (*first, *second), gain, published, said, **fields)

@@ -33,6 +33,7 @@ _WORDS = {
     "gains": "Where the gain comes from: rivals at equal accuracy.",
     "lengths": "Questions no longer than those of training, asked of Table 2's lines.",
     "adapter": "A gated adapter beside MARS: accuracy and tokens per forward pass.",
+    "alignment": "Table 3 in the alignment of the paper's equations.",
     "curves": "More training and other sizes, measured on the checkpoints that are there.",
     "map": "Where MARS pays: bases trained long or short, rates gentle or hard, block sizes.",
     "rivals": "Every rival in the ways that were tried for it, on a seed of its own.",
