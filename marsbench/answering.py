@@ -99,7 +99,8 @@ def decode_file(
 ) -> str:  # fmt: skip
     """Continue the requests read from `source`, one a line, and write `target`, in the same order and all at once.
 
-    What became of the drafts goes to `acceptance`, as CSV, and is what is returned in words; empty without drafts.
+    What became of the drafts goes to `acceptance`, as CSV or, by its ending, YAML, and is what is returned in words;
+    empty without drafts.
 
     `UserError` for a line that the model cannot run, or a target that cannot be written to, before anything is decoded.
     """
@@ -117,7 +118,8 @@ def decode_file(
     write_atomically(target, "".join(lines).encode())
     drafts = Acceptance.of(generations)
     if acceptance is not None:
-        write_atomically(acceptance, drafts.csv(source.stem).encode())
+        written = drafts.table if acceptance.suffix in (".yaml", ".yml") else drafts.csv
+        write_atomically(acceptance, written(source.stem).encode())
     if not drafts.num_drafts:
         return ""
     return (

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from marsbench.answering import Answering
 from marsbench.cli import app
 from marsbench.compiled.fixed import Steps
+from marsbench.decoding.acceptance_report import Acceptance
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
@@ -499,7 +500,7 @@ def test_a_step_settles_as_much_as_was_said(name: str, mean: float, fixed: bool)
 
 
 def test_a_table_of_another_suite_is_read(tmp_path: Path) -> None:
-    """Guards against tables that we cannot read."""
+    """Guards against tables that we cannot read, and tables that we write otherwise."""
     file = tmp_path / "theirs.yaml"
     file.write_text("their-model:\n  thinking_on: {3: '2.5', 1: 1.4}\n")
     theirs = carried_of({"file": str(file)}, 1)
@@ -508,6 +509,8 @@ def test_a_table_of_another_suite_is_read(tmp_path: Path) -> None:
     assert sum(carried_of({"file": str(file)}, 3).rates) == pytest.approx(1.4)
     with pytest.raises(UserError, match="nothing for 2 drafts"):
         carried_of({"file": str(file)}, 2)
+    file.write_text(Acceptance(10, 30, (7, 4, 3)).table("held-out: prompts"))
+    assert sum(carried_of({"file": str(file)}, 3).rates) == pytest.approx(1.4), "ours as well"
 
 
 @pytest.mark.parametrize(

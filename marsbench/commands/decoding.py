@@ -87,7 +87,7 @@ def decode(
     batch_size: BatchSize = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling; prompt i takes seed + i.")] = 0,
-    acceptance: Annotated[Path | None, typer.Option(help="Also write what became of drafts: acceptance.csv.")] = None,
+    acceptance: Annotated[Path | None, typer.Option(help="Also write what became of drafts, as CSV or YAML.")] = None,
     eos_id: Annotated[int | None, typer.Option(help="EOS; by default the checkpoint's.")] = None,
     pad_id: Annotated[int | None, typer.Option(help="Padding; by default the checkpoint's, else EOS.")] = None,
 ) -> None:

@@ -7,6 +7,8 @@ speculators' `acceptance.csv`. Forwards that verify no draft count in none of th
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import yaml
+
 from marsbench.decoding.generation import Generation, Meter
 
 
@@ -57,6 +59,11 @@ class Acceptance:
             **{f"acceptance_at_pos_{place}": rate for place, rate in enumerate(self.acceptance_rate_per_position)},
         }  # fmt: skip
         return ",".join(fields) + "\n" + ",".join(map(str, fields.values())) + "\n"
+
+    def table(self, name: str) -> str:
+        """As YAML, the mean at the longest draft, which suites that carry acceptance over to other weights read."""
+        mean = round(self.mean_acceptance_length, 4)
+        return yaml.safe_dump({name: {"thinking_off": {len(self.accepted_at): mean}}})
 
 
 def cycle_in_words(generations: Sequence[Generation], meter: Meter, forwards_per_cycle: int) -> str:
