@@ -184,6 +184,24 @@ print(t.native_module.instructions(), t.slower_than_torch())
 
 
 @native
+def test_what_is_timed_beside_other_work_is_timed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a choice made on a busy machine that stays for good: a product twice as slow from then on."""
+    monkeypatch.setattr(fastest, "library", lambda: tmp_path / "native.so")
+
+    def at_64(others: float, ratio: float) -> float:
+        fastest._times.cache_clear()
+        monkeypatch.setattr(fastest, "others_cores", lambda: others)
+        monkeypatch.setattr(fastest, "_measured", lambda *_: ratio)
+        return fastest._times(1)["float32"]["64"]
+
+    assert at_64(1.5, 3.8) == at_64(0.0, 0.7) == 3.8, "for an hour"
+    (busy,) = tmp_path.iterdir()
+    os.utime(busy, (0, 0))
+    assert at_64(0.0, 0.7) == at_64(1.5, 3.8) == 0.7, "for good"
+    fastest._times.cache_clear()
+
+
+@native
 def test_a_product_that_loses_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a choice by what a CPU is called, and a sum in bf16 that depends on the number of positions."""
     monkeypatch.delenv(VARIABLE)

@@ -1,19 +1,19 @@
 """Which product is faster on this CPU, `linear.cpp`'s or torch's: timed once for each number of threads, and kept.
 
 What is fast with one set of instructions may be slow with another, so nothing is taken on trust. The two are timed in
-turn, over more weights than a cache holds, at 1, 8 and 64 positions. Where `linear.cpp` is slower at few positions, it
-is not used. Where it is slower at many, torch takes those over in fp32. In bf16 it does not: a sum that depends on the
-number of positions would make verified answers differ from `ar`'s. What that costs is in `times_torch`.
+turn, over more weights than a cache holds, at 1, 8 and 64 positions. Times of a busy machine are kept for an hour.
+Where `linear.cpp` is slower at few positions, it is not used. Where it is slower at many, torch takes those over in
+fp32. In bf16 it does not: a sum that depends on the number of positions would make verified answers differ from
+`ar`'s. What that costs is in `times_torch`.
 """
 
 import hashlib
 import json
 import os
-import statistics
 import sys
 from contextlib import suppress
 from functools import cache
-from time import perf_counter
+from time import perf_counter, time
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from marsbench.files import write_atomically
 from marsbench.forward.native import VARIABLE, instructions, is_native, large_pages, library, pack, product
 from marsbench.json_lines import parse_json
-from marsbench.provenance import cpu_name
+from marsbench.provenance import cpu_name, others_cores, warning
 
 POSITIONS = (1, 8, 64)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -34,6 +34,7 @@ _TORCHS = "ONEDNN_MAX_CPU_ISA"  # bounds the instructions that torch's own produ
 _SHAPE = 1536, 576  # of a weight
 _BYTES = 48 << 20  # of weights that are read in turn at few positions; at 64, where it is not reading that counts, less
 _REPEATS = 5
+_FOR_NOW_S = 3600.0  # for which times of a busy machine are kept
 
 
 def most_positions(dtype: torch.dtype) -> int:
@@ -73,30 +74,34 @@ def in_words() -> str:
 
 @cache
 def _times(threads: int) -> dict[str, dict[str, float]]:
-    name = hashlib.sha256(f"{cpu_name()} {threads} {os.environ.get(_TORCHS)}".encode()).hexdigest()[:8]
-    kept = library().with_suffix(f".{name}.json")
-    with suppress(OSError, ValueError):  # not there, or damaged
-        return dict(parse_json(kept.read_bytes(), dict[str, dict[str, float]]))
+    name = hashlib.sha256(f"{cpu_name()} {threads} {os.environ.get(_TORCHS)} shortest".encode()).hexdigest()[:8]
+    kept, for_now = (library().with_suffix(f".{name}{end}.json") for end in ("", ".busy"))
+    for file, lasts in ((kept, sys.maxsize), (for_now, _FOR_NOW_S)):
+        with suppress(OSError, ValueError):  # not there, or damaged
+            if time() - file.stat().st_mtime < lasts:
+                return dict(parse_json(file.read_bytes(), dict[str, dict[str, float]]))
+    busy = warning(others_cores())  # a choice that was made beside other work must not stay for good
     times = {name: {str(m): _measured(dtype, m) for m in POSITIONS} for name, dtype in DTYPES.items()}
-    write_atomically(kept, json.dumps(times).encode())
+    write_atomically(for_now if busy else kept, json.dumps(times).encode())
     return times
 
 
 @torch.inference_mode()
 def _measured(dtype: torch.dtype, positions: int) -> float:
-    """The median of the ratios of times that follow each other."""
+    """The shortest time over torch's shortest: other work on the machine only adds."""
     weight = torch.full(_SHAPE, 0.01, dtype=dtype)
     count = max(2, _BYTES // weight.nbytes // (1 if positions <= 8 else 8))
     values = torch.ones(positions, _SHAPE[1], dtype=dtype)
     plain, once = [weight.clone() for _ in range(count)], pack(weight)
     packed = large_pages(count * once.nbytes).view(dtype).view(count, *once.shape).copy_(once)
-    ratios = list[float]()
-    for _ in range(_REPEATS + 1):
+    laps = list[tuple[float, float]]()
+    for _ in range(_REPEATS + 1):  # the first warms up
         begin = perf_counter()
         for one in plain:
             F.linear(values, one)
         middle = perf_counter()
         for one in packed:
             product(values, one)
-        ratios.append((perf_counter() - middle) / (middle - begin))
-    return round(statistics.median(ratios[1:]), 3)  # the first warms up
+        laps.append((middle - begin, perf_counter() - middle))
+    torchs, ours = map(min, zip(*laps, strict=True))
+    return round(ours / torchs, 3)
