@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from statistics import fmean
 
 from marsbench.findings.claims import TIMES, Claim, Measured
@@ -17,7 +17,7 @@ from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.serving import findings, policies
 from marsbench.studies.serving.findings import Cells, accuracy, goodput, over_repeats, tokens_per_second, typical
-from marsbench.studies.serving.policies import AR, AT_ONCE, BY_ROWS, FAST, FEW, TRIED_LOSSLESS, TRIED_LOSSY, Policy
+from marsbench.studies.serving.policies import AR, AT_ONCE, BY_ROWS, FAST, FEW, Policy
 from marsbench.studies.study import Study, measured_by
 
 _COST = "cost of a forward, in forwards of `ar`"
@@ -25,13 +25,12 @@ _COST = "cost of a forward, in forwards of `ar`"
 
 def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     cells = Cells.of(rows)
-    laps = [row for key, some in cells.items() for row in some if key[0] not in (TRIED_LOSSLESS, TRIED_LOSSY)]
+    laps = [*chain.from_iterable(cells.values())]
     full, last, lost = cells.full, laps[-1], findings.lost(laps)
     same, asked = cells.same_answers()
     return {
         "asks": "does lowering tau buy throughput under load?" if full else "what do its users get?",
         "answers": paragraphs(page_claims(STUDY.claims, seeds, scale), _right(cells)),
-        "tried": _tried(cells),
         "few": _few(cells),
         "same": f"`mars-verified` gave `ar`'s answer {same:,} times of {asked:,}." if asked else "",
         "carried": _carried(cells),
@@ -59,22 +58,6 @@ def _right(cells: Cells) -> str:
     return (
         f"- On a full server, {100 * fast:.0f} % of the answers at tau = {policies.LOWEST:g} are right, of those by "
         f"`ar` {100 * ar:.0f} %."
-    )
-
-
-def _tried(cells: Cells) -> str:
-    """What came of the controller that was taken out, in a line."""
-    loads = {"for a request alone": 1.0, "for each of four": 4.0, "on a full server": cells.full}
-    over = {what: cells.ratio(TRIED_LOSSLESS, AR.name, load) for what, load in loads.items()}
-    if not (speed := [f"{what} {_said(found)}" for what, found in over.items() if found]):
-        return ""
-    most = max(cells.loads, default=0.0)
-    good = {name: cells.ratio(name, AR.name, most, "steady") for name in (TRIED_LOSSLESS, TRIED_LOSSY)}
-    under = [f"{_said(found)} ({name.removeprefix('adaptive, ')})" for name, found in good.items() if found]
-    return (
-        "A controller that learned from acceptance while it served was tried and taken out. Its tokens/s over `ar`'s: "
-        f"{', '.join(speed)}"
-        + (f"; good answers per second over `ar`'s at load {most:g}: {', '.join(under)}." if under else ".")
     )
 
 

@@ -29,8 +29,6 @@ FAST, EXACT = (
 VERIFIED = Policy("mars-verified", {"method": "mars-verified", "block_size": 5, "threshold": 0.5})
 BY_ROWS = Policy("mars-verified, window by rows", {"method": "mars-verified", "block_size": 8}, adapts=True)
 POLICIES = (AR, EXACT, FAST, VERIFIED, BY_ROWS)
-# Policies of a controller that learned from acceptance while it served: measured, and taken out.
-TRIED_LOSSLESS, TRIED_LOSSY = "adaptive, lossless", "adaptive, tau may fall"
 FEW = (1, 2, 4)  # requests at a time, of a server with room for more
 AT_ONCE = 8  # requests at a time where the engine is also run without HTTP, by `ar`
 
