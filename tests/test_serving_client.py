@@ -253,11 +253,11 @@ def test_streams_lose_nothing_and_end_once() -> None:
     news = asyncio.Event()
     stream = Stream(small_job(), news)
     for number in range(50):
-        stream.put([([number], None)])
-    assert news.is_set() and stream.take() == [([number], None) for number in range(50)]
-    stream.put([([50], None)])
+        stream.put([[number]])
+    assert news.is_set() and stream.take() == [[number] for number in range(50)]
+    stream.put([[50]])
     stream.end(Ending("eos", 52, 52, None, (1, 1)))
-    assert stream.take() == [([50], None)] and isinstance(stream.ending, Ending)
+    assert stream.take() == [[50]] and isinstance(stream.ending, Ending)
     stream = Stream(small_job(), asyncio.Event())
     stream.end(Ending("eos", 2, 2, None, (1, 1)))
     stream.end(ApiError(500, "gone"))

@@ -9,7 +9,6 @@ import typer
 
 from marsbench.commands import shared
 from marsbench.errors import UserError
-from marsbench.files import check_can_be_written
 from marsbench.methods.options import options_of
 from marsbench.serving.settings import Settings
 
@@ -34,8 +33,6 @@ def serve(
             known[name].check(name, value)
     if settings.adapt and settings.compile:
         raise UserError("--adapt chooses windows, and with --compile none costs less", fix="leave one of them out")
-    if settings.request_log is not None and not settings.request_log.is_relative_to("/dev"):
-        check_can_be_written(settings.request_log, "--request-log")
     # Whether the extra that brings a server along is there is found out before anything is trained or loaded.
     import msgspec  # noqa: F401
     import prometheus_client  # noqa: F401

@@ -4,7 +4,7 @@
 speculators' `acceptance.csv`. Forwards that verify no draft count in none of them, but in tokens per forward.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -20,14 +20,9 @@ class Acceptance:
 
     @classmethod
     def of(cls, generations: Iterable[Generation]) -> "Acceptance":
-        return cls.counted(generation.acceptance_histogram_by_draft_length for generation in generations)
-
-    @classmethod
-    def counted(cls, histograms: Iterable[Mapping[int, Sequence[int]]]) -> "Acceptance":
-        """Of histograms: drafts of a forward -> how many forwards found 0, 1, ... of them right."""
         drafts, tokens, right = 0, 0, list[int]()
-        for histogram in histograms:
-            for drafted, counts in histogram.items():
+        for generation in generations:
+            for drafted, counts in generation.acceptance_histogram_by_draft_length.items():
                 drafts, tokens = drafts + sum(counts), tokens + drafted * sum(counts)
                 right += [0] * (drafted - len(right))
                 for place in range(drafted):

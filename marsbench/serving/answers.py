@@ -1,23 +1,21 @@
 """From a request's body to jobs, and from the engine's tokens to an answer's body."""
 
 import asyncio
-import codecs
 import functools
 import random
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import Any, TypeVar
 
-from marsbench.decoding.acceptance_report import Acceptance
 from marsbench.decoding.generation import seed_of
 from marsbench.serving.engine_client import EngineClient, Stream
-from marsbench.serving.messages import Ending, Job, Likelihood, MethodName, Piece, Ready
+from marsbench.serving.messages import Ending, Job, MethodName, Ready
 from marsbench.serving.text import Vocabulary, Writer
-from marsbench.serving.wire import ApiError, ChatRequest, CompletionRequest, dumps, event
+from marsbench.serving.wire import ApiError, ChatRequest, CompletionRequest, event
 
 T = TypeVar("T")
 Body = dict[str, Any]
@@ -31,13 +29,6 @@ class Choice(Stream):
         self.index, self.writer = index, writer
         self.text = ""
         self.begun = False  # whether it has had a chunk
-        self.offset, self._scored = 0, codecs.getincrementaldecoder("utf-8")("replace")
-
-    def passes(self, data: bytes) -> int:
-        """Where the text of a token with these bytes begins, if it is the next one to be scored."""
-        offset = self.offset
-        self.offset += len(self._scored.decode(data))
-        return offset
 
     @property
     def used(self) -> int:
@@ -120,7 +111,7 @@ class Answers:
                     temperature=self.settings.temperature if body.temperature is None else body.temperature,
                     seed=seed_of(seed, number), top_k=max(0, body.top_k or 0),
                     top_p=1.0 if body.top_p is None else body.top_p, min_p=body.min_p or 0.0,
-                    ignore_eos=bool(body.ignore_eos), best=body.best, streamed=bool(body.stream), arrived=arrived,
+                    ignore_eos=bool(body.ignore_eos), arrived=arrived,
                 ))  # fmt: skip
         return jobs
 
@@ -155,9 +146,8 @@ class Answers:
 class Completion:
     """What a request for completions gets, whole or as it comes."""
 
-    def __init__(self, answers: Answers, body: AnyRequest, entry: Body) -> None:
-        """`entry` is the request's line in the log: it is told what the answer took."""
-        self._answers, self._body, self._entry = answers, body, entry
+    def __init__(self, answers: Answers, body: AnyRequest) -> None:
+        self._answers, self._body = answers, body
         self._options, self._stops = body.options, body.stops
         self._is_chat = isinstance(body, ChatRequest)
         kind, prefix = ("chat.completion", "chatcmpl") if self._is_chat else ("text_completion", "cmpl")
@@ -167,9 +157,9 @@ class Completion:
         }  # fmt: skip
         self._choices: list[Choice] = []
 
-    async def _news(self) -> AsyncGenerator[tuple[Choice, list[Piece], bool], None]:
-        """What comes for each choice, which counts as waiting before it is read: pieces, and whether it has ended;
-        neither is a sign that the server is alive.
+    async def _news(self) -> AsyncGenerator[tuple[Choice, list[list[int]], bool], None]:
+        """What comes for each choice, which counts as waiting before it is read: tokens of forwards, and whether it has
+        ended; neither is a sign that the server is alive.
         """
         body, engine, news = self._body, self._answers.engine, asyncio.Event()
         with ExitStack() as stack:
@@ -194,61 +184,20 @@ class Completion:
                     if isinstance(ending, ApiError):
                         raise ending
                     if choice.writer.stopped:
-                        engine.stop(choice, choice.writer.used)
+                        engine.stop(choice)
 
-    async def whole(self) -> bytes:
+    async def whole(self) -> Body:
         async with aclosing(self._news()) as news:
             async for choice, pieces, ended in news:
-                choice.text += choice.writer.write(_tokens(pieces))
+                choice.text += choice.writer.write([*chain.from_iterable(pieces)])
                 if ended:
                     choice.text += choice.writer.close()
-        if self._body.best is None:
-            return self._worded()
-        return await self._answers.aside(self._worded)  # a text for every token takes its time
-
-    def _worded(self) -> bytes:
         choices = []
-        for choice, ending in self._ended():
-            scored = ending.likelihood
-            said = self._logprobs(choice, scored, choice.writer.used) if scored else None
+        for choice in self._choices:
             kind: Body = {"message": {"role": "assistant", "content": choice.text}}
             kind = kind if self._is_chat else {"text": choice.text}
-            choices.append({"index": choice.index, **kind, "logprobs": said, "finish_reason": choice.finish})
-        return dumps(self._head | {"choices": choices} | self._costs()).encode()
-
-    def _ended(self) -> list[tuple[Choice, Ending]]:
-        return [(choice, choice.ending) for choice in self._choices if isinstance(choice.ending, Ending)]
-
-    def _logprobs(self, choice: Choice, scored: Likelihood, used: int) -> Body:
-        """Log-probabilities of an answer's next tokens as the API words them, as far as they are used.
-
-        In plain completions, an EOS has its own too.
-        """
-        if self._is_chat or choice.writer.stopped:
-            scored = scored.part(used)
-        of_token = self._answers.vocabulary.token
-        if self._is_chat:
-
-            def entry(token: int, value: float) -> Body:
-                return {"token": of_token(token).text, "logprob": value, "bytes": list(of_token(token).bytes)}
-
-            return {
-                "content": [
-                    entry(token, value) | {"top_logprobs": [entry(*other) for other in best]}
-                    for token, value, best in zip(*scored, strict=True)
-                ]
-            }
-        by_text: list[dict[str, float]] = []
-        for place in scored.best:
-            by_text.append({})
-            for token, value in place:  # of several tokens with one text, the likeliest has it for its name
-                text = of_token(token).text
-                by_text[-1][f"token_id:{token}" if text in by_text[-1] else text] = value
-        tokens = [of_token(token) for token in scored.tokens]
-        return {
-            "tokens": [token.text for token in tokens], "token_logprobs": scored.chosen, "top_logprobs": by_text,
-            "text_offset": [choice.passes(b"" if token.is_special else token.bytes) for token in tokens],
-        }  # fmt: skip
+            choices.append({"index": choice.index, **kind, "logprobs": None, "finish_reason": choice.finish})
+        return self._head | {"choices": choices, "usage": self._usage()}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """A stream's events, to the last, those that come together in one piece."""
@@ -262,27 +211,23 @@ class Completion:
                     chunks.append(self._chunk(choice, "", finish=choice.finish))
                 if chunks or not pieces:
                     yield b"".join(map(event, chunks)) or PING
-        costs = self._costs()
-        yield (event(self._head | {"choices": []} | costs) if self._options.include_usage else b"") + event("[DONE]")
+        last = self._head | {"choices": [], "usage": self._usage()}
+        yield (event(last) if self._options.include_usage else b"") + event("[DONE]")
 
-    def _chunks(self, choice: Choice, pieces: list[Piece]) -> Iterator[Body]:
-        """What has come: one chunk for all of it, or one for each forward, or for each one's log-probabilities."""
+    def _chunks(self, choice: Choice, pieces: list[list[int]]) -> Iterator[Body]:
+        """What has come: one chunk for all of it, or one for each forward."""
         by_forward = self._options.include_forwards
-        if self._body.best is None and not by_forward:
-            pieces = [(_tokens(pieces), None)]
-        for tokens, likelihood in pieces:
+        for tokens in pieces if by_forward else [[*chain.from_iterable(pieces)]]:
             if choice.writer.stopped:
                 break
             before = choice.writer.used
             text = choice.writer.write(tokens)
-            used = choice.writer.used - before
-            said = None if likelihood is None else self._logprobs(choice, likelihood, used)
-            if text or said or by_forward:
-                chunk = self._chunk(choice, text, logprobs=said)
-                yield chunk | ({"marsbench": {"tokens": used}} if by_forward else {})
+            if text or by_forward:
+                told = {"marsbench": {"tokens": choice.writer.used - before}} if by_forward else {}
+                yield self._chunk(choice, text) | told
 
-    def _chunk(self, choice: Choice, text: str, *, finish: str | None = None, logprobs: Body | None = None) -> Body:
-        part: Body = {"index": choice.index, "logprobs": logprobs, "finish_reason": finish}
+    def _chunk(self, choice: Choice, text: str, *, finish: str | None = None) -> Body:
+        part: Body = {"index": choice.index, "logprobs": None, "finish_reason": finish}
         if not self._is_chat:
             part["text"] = text
         else:
@@ -291,15 +236,13 @@ class Completion:
         choice.begun = True
         return self._head | {"choices": [part]} | ({"usage": None} if self._options.include_usage else {})
 
-    def _costs(self) -> Body:
-        """The usage of all choices together, and how drafts fared, under vLLM's names; the log gets its share."""
-        ended = self._ended()
+    def _usage(self) -> Body:
+        """The usage of all choices together."""
         # Each prompt was read once.
-        prompts = {id(choice.job.prompt_ids): len(choice.job.prompt_ids) for choice, _ in ended}
+        prompts = {id(choice.job.prompt_ids): len(choice.job.prompt_ids) for choice in self._choices}
         counts = {
-            "prompt_tokens": sum(prompts.values()), "completion_tokens": sum(choice.used for choice, _ in ended)
+            "prompt_tokens": sum(prompts.values()), "completion_tokens": sum(choice.used for choice in self._choices)
         }  # fmt: skip
-        self._entry |= counts | {"finish": [choice.finish for choice, _ in ended]}
         of_each = [
             {
                 "method": choice.job.method,
@@ -307,36 +250,8 @@ class Completion:
                 "block_size": list(ending.windows), "lossless": ending.lossless, "forwards": ending.forwards,
                 "tokens_per_forward": round(choice.used / max(ending.forwards, 1), 4),
             }
-            for choice, ending in ended
+            for choice in self._choices
+            if isinstance(ending := choice.ending, Ending)
         ]  # fmt: skip
         ours = {"total_tokens": sum(counts.values()), "marsbench": of_each[0] if len(of_each) == 1 else of_each}
-        costs: Body = {"usage": counts | ours}
-        if any(ending.accepted for _, ending in ended):
-            costs["metrics"] = {"speculative_decoding": _acceptance([ending for _, ending in ended])}
-        return costs
-
-
-def _acceptance(endings: Sequence[Ending]) -> Body:
-    """How drafts fared in some answers, under the names of vLLM and speculators."""
-    by_length: dict[int, list[int]] = {}
-    for ending in endings:
-        for length, sizes in ending.accepted.items():
-            by_length[length] = _summed([by_length.get(length, []), sizes])
-    of_all, histogram = Acceptance.counted([by_length]), _summed(by_length.values())
-    return {
-        "mean_acceptance_length": round(of_all.mean_acceptance_length, 4),
-        "draft_acceptance_rate": round(of_all.num_accepted_tokens / of_all.num_draft_tokens, 4),
-        "acceptance_histogram": histogram, "num_spec_steps": of_all.num_drafts,
-        "num_accepted_draft_tokens": of_all.num_accepted_tokens, "num_draft_tokens": of_all.num_draft_tokens,
-        "num_spec_tokens": len(histogram) - 1,
-        "acceptance_rate_per_position": [round(rate, 4) for rate in of_all.acceptance_rate_per_position],
-        "acceptance_histogram_by_draft_length": {str(length): by_length[length] for length in sorted(by_length)},
-    }  # fmt: skip
-
-
-def _summed(lists: Iterable[Sequence[int]]) -> list[int]:
-    return [sum(each) for each in zip_longest(*lists, fillvalue=0)]
-
-
-def _tokens(pieces: Sequence[Piece]) -> list[int]:
-    return list(chain.from_iterable(tokens for tokens, _ in pieces))
+        return counts | ours

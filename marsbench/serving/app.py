@@ -1,7 +1,6 @@
 """The routes: OpenAI's, and a few of our own."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from marsbench.serving.guards import EventStream, Guard, Json, answer, is_local,
 from marsbench.serving.wire import ApiError, ChatRequest, CompletionRequest, SpeedRequest, read
 
 
-def build(engine: EngineClient, say: Callable[[str], object] = print) -> Starlette:
+def build(engine: EngineClient) -> Starlette:
     routes, settings = Routes(engine), engine.settings
     names = ["localhost", "127.0.0.1", "::1", "[::1]", settings.host, *settings.allowed_host]
     if not is_local(settings.host) and not settings.allowed_host:
@@ -47,7 +46,7 @@ def build(engine: EngineClient, say: Callable[[str], object] = print) -> Starlet
             Route("/metrics", routes.metrics),
             Route("/", routes.look),
         ],
-        middleware=[*doors, Middleware(Guard, settings, say)],
+        middleware=[*doors, Middleware(Guard, settings)],
         exception_handlers=dict.fromkeys((ApiError, HTTPException, ClientDisconnect, Exception), _explained),
     )
 
@@ -80,7 +79,7 @@ class Routes:
     async def _answered(self, body: ChatRequest | CompletionRequest, request: Request) -> Response:
         self._check_model(body.model)
         body.check()
-        completion = Completion(self._answers, body, request.scope["log"])
+        completion = Completion(self._answers, body)
         if body.stream:
             return EventStream(completion.events())
         return Json(await until_gone(request.receive, completion.whole()))

@@ -6,10 +6,8 @@ A long prompt comes in pieces, one between two steps, so that no answer stalls.
 It knows nothing of HTTP or text. Its driver calls `work` again and again, and now and then passes on the report.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from marsbench.compiled.graphs import Graphs, wants_graphs, why_not
@@ -17,8 +15,7 @@ from marsbench.decoding.engine import Batch, check_requests, context_length
 from marsbench.decoding.generation import Generation, Meter, Request, as_list
 from marsbench.errors import UserError
 from marsbench.methods.mixed import Mixed
-from marsbench.serving.likelihood import Scorer
-from marsbench.serving.messages import WIDEST, Ending, Job, Knob, Likelihood, MethodName, Report, State
+from marsbench.serving.messages import WIDEST, Ending, Job, Knob, MethodName, Report, State
 from marsbench.serving.settings import Settings
 
 BEHIND = 2 * WIDEST  # slots for guesses: drafts, and masks behind them
@@ -35,17 +32,11 @@ class Running:
         self.job, self.comes_alone = job, comes_alone
         # What it may need of the cache: prompt, answer, and the guesses behind it.
         self.slots = -(-(len(job.prompt_ids) + job.max_new_tokens + BEHIND) // _SLOT_STEP) * _SLOT_STEP
-        # What is kept besides where tokens are scored as they come: all of it once more.
-        self.scored_slots = self.slots if job.streamed and job.best is not None else 0
-        self.scorer: Scorer | None = None  # once its log-probabilities are looked for
-        self.used: int | None = None  # tokens that are wanted of it, once that is known
         self.failure = ""  # why it cannot be answered
         self.knob = Knob(None, 1)
         self.thresholds: tuple[float, float] | None = None
         self.windows = (WIDEST, 1)
         self.lossless = True
-        # Its steps with masks, by their masks and the tokens that they settled beyond the first.
-        self.accepted: Counter[tuple[int, int]] = Counter()
 
     def turn(self, knob: Knob) -> None:
         """Decode otherwise; an answer tells its tau, or its pruning if always checked."""
@@ -57,16 +48,6 @@ class Running:
         if knob.threshold is not None and (self.lossless or not checked):
             low, high = self.thresholds or (knob.threshold, knob.threshold)
             self.thresholds = min(low, knob.threshold), max(high, knob.threshold)
-
-    def ending(self, generation: Generation, likelihood: Likelihood | None) -> Ending:
-        accepted = {
-            masks: tuple(self.accepted[masks, size] for size in range(self.windows[1]))
-            for masks in sorted({masks for masks, _ in self.accepted})
-        }
-        return Ending(
-            generation.finish if self.used is None else "stop", generation.emitted, generation.forwards,
-            self.thresholds, self.windows, self.lossless, accepted, likelihood, self.failure,
-        )  # fmt: skip
 
 
 class Engine:
@@ -97,7 +78,6 @@ class Engine:
         self._joining: dict[int, Running] = {}  # those whose prompts are being forwarded
         self._running: dict[int, Running] = {}
         self._pieces: Iterator[None] = iter(())  # what is left of the prompts of those that join
-        self._failed: list[int] = []  # requests that are to leave since they have failed
         self._turned_by: Any = None  # what the knobs of all in flight are made of; None = not known
         self._stepping = False  # whether the last round was a step, so that newcomers come next
         self._report = Report(State())  # what has come since the last one
@@ -121,17 +101,14 @@ class Engine:
     def submit(self, job: Job) -> None:
         self._waiting[job.id] = Running(job)
 
-    def cancel(self, number: int, used: int | None = None) -> None:
-        """End a request; what it has come to is reported as cancelled, or as stopped where its first `used` tokens are
-        all that is wanted. One that is gone already stays as it is.
-        """
+    def cancel(self, number: int) -> None:
+        """End a request; what it has come to is reported as cancelled. One that is gone already stays as it is."""
         if number in self._joining:  # a long prompt comes alone
             self._pieces = iter(())
         for requests in (self._waiting, self._joining):
-            if number in requests:
-                self._end(requests.pop(number).job, Ending("cancelled"))
+            if requests.pop(number, None):
+                self._report.ended.append((number, Ending("cancelled")))
         if number in self._running:
-            self._running[number].used = used
             self._safely(lambda: self._batch.leave(number))
 
     @property
@@ -160,10 +137,6 @@ class Engine:
         elif self._running:
             self._turn()
             self._safely(self._batch.step)
-            while self._failed:
-                number = self._failed.pop()
-                if number in self._running:
-                    self._safely(partial(self._batch.leave, number))
 
     # ---- schedule ----
 
@@ -173,12 +146,11 @@ class Engine:
         if not self._waiting:  # as before most steps
             return newcomers
         longest = max((running.slots for running in self._running.values()), default=0)
-        prompt, scored = 0, sum(running.scored_slots for running in self._running.values())
+        prompt = 0
         for first in self._waiting.values():
             longest, prompt = max(longest, first.slots), max(prompt, len(first.job.prompt_ids))
             rows = len(self._running) + len(newcomers) + 1
-            scored += first.scored_slots
-            if rows > self.settings.max_rows or (rows > 1 and rows * longest + scored > self.slots):
+            if rows > self.settings.max_rows or (rows > 1 and rows * longest > self.slots):
                 break
             is_too_long = (len(newcomers) + 1) * prompt > self._most_positions()
             if newcomers and (is_too_long or first.comes_alone or newcomers[0].comes_alone):
@@ -238,7 +210,7 @@ class Engine:
             try:
                 check_requests([request], self.model)
             except UserError as error:
-                self._end(job, Ending("cancelled", failure=error.what))
+                self._report.ended.append((job.id, Ending("cancelled", failure=error.what)))
                 continue
             self._joining[job.id] = newcomer
             requests[job.id] = request
@@ -279,8 +251,7 @@ class Engine:
             try:
                 self._batch.leave(number)
             except _NO_MEMORY:  # not even that: all of them end
-                for running in self._running.values():
-                    self._end(running.job, Ending("cancelled", failure=why))
+                self._report.ended.extend((number, Ending("cancelled", failure=why)) for number in self._running)
                 self._running.clear()
                 self._batch = self._make_batch()
 
@@ -300,37 +271,18 @@ class Engine:
                 counted["vllm:spec_decode_num_draft_tokens"] += masks
                 counted["vllm:spec_decode_num_accepted_tokens"] += further
                 self._report.accepted.update(range(further))
-                running.accepted[masks, further] += 1
-        likelihood = self._score(running, tokens) if running.scored_slots else None
-        if running.failure:
-            self._failed.append(number)
         if tokens[-1] in self._eos_ids and not running.job.ignore_eos:
             tokens = tokens[:-1]
-        if tokens or likelihood:
-            self._report.tokens.setdefault(number, []).append((tokens, likelihood))
-
-    def _score(self, running: Running, tokens: Sequence[int]) -> Likelihood | None:
-        """How probable its next tokens are; before the first ones, the prompt is read."""
-        job = running.job
-        if job.best is None:
-            return None
-        try:
-            if running.scorer is None:
-                running.scorer = Scorer(self.model, job.prompt_ids, job.best, self.settings.prefill_positions)
-            return running.scorer.read(tokens)
-        except _NO_MEMORY as error:
-            running.failure = f"its log-probabilities cannot be had: {_first_line(error)}"
-            return None
+        if tokens:
+            self._report.tokens.setdefault(number, []).append(tokens)
 
     def _finished(self, number: int, generation: Generation) -> None:
-        running, likelihood = self._running.pop(number), None
-        if not running.job.streamed and (running.used is not None or generation.finish != "cancelled"):
-            ended_by = [] if generation.eos_id is None else [generation.eos_id]  # emitted, so it has a probability too
-            likelihood = self._score(running, [*generation.tokens, *ended_by][: running.used])
-        self._end(running.job, running.ending(generation, likelihood))
-
-    def _end(self, job: Job, ending: Ending) -> None:
-        self._report.ended.append((job.id, ending))
+        running = self._running.pop(number)
+        ending = Ending(
+            generation.finish, generation.emitted, generation.forwards, running.thresholds, running.windows,
+            running.lossless, running.failure,
+        )  # fmt: skip
+        self._report.ended.append((number, ending))
 
     def _state(self) -> State:
         running = [*self._running.values(), *self._joining.values()]
@@ -338,8 +290,7 @@ class Engine:
         taus = [knob.threshold for knob in knobs if knob.threshold is not None and not knob.verified]
         longest = max((request.slots for request in running), default=0)
         return State(
-            running=len(running), waiting=len(self._waiting),
-            slots=longest * len(running) + sum(request.scored_slots for request in running),
+            running=len(running), waiting=len(self._waiting), slots=longest * len(running),
             threshold=sum(taus) / len(taus) if taus else None,
             window=sum(knob.window for knob in knobs) / len(knobs) if knobs else 0.0,
         )  # fmt: skip

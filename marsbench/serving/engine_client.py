@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.serving.messages import Cancel, Ending, Job, Piece, Ready, Report, State
+from marsbench.serving.messages import Cancel, Ending, Job, Ready, Report, State
 from marsbench.serving.metrics import Metrics
 from marsbench.serving.process import run
 from marsbench.serving.settings import Settings
@@ -70,13 +70,13 @@ class Stream:
     def __init__(self, job: Job, news: asyncio.Event, *, whole: bool = False) -> None:
         """Of one that is wanted `whole`, tokens are no news before its ending."""
         self.job, self._news, self._whole = job, news, whole
-        self._pieces: list[Piece] = []
+        self._pieces: list[list[int]] = []
         self.ending: Ending | ApiError | None = None  # nothing more will come
         self.stopped = False  # whether it came to a stop string, which the engine knows nothing of
         self.last: float | None = None  # `time.perf_counter()` of the latest token
         self.told, self.is_quiet = time.perf_counter(), False  # the latest news; whether they were of silence
 
-    def put(self, pieces: list[Piece]) -> None:
+    def put(self, pieces: list[list[int]]) -> None:
         self._pieces += pieces
         self.told = time.perf_counter()
         if not self._whole:
@@ -91,8 +91,8 @@ class Stream:
         self.told, self.is_quiet = time.perf_counter(), True
         self._news.set()
 
-    def take(self) -> list[Piece]:
-        """What has come since the last time; before an ending is heeded, nothing must be left of it."""
+    def take(self) -> list[list[int]]:
+        """The tokens of each forward since the last time; before an ending is heeded, nothing must be left of it."""
         pieces, self._pieces, self.is_quiet = self._pieces, [], False
         return pieces
 
@@ -264,11 +264,11 @@ class EngineClient:
                     self._send(Cancel(stream.job.id))
                 del self._streams[stream.job.id]
 
-    def stop(self, stream: Stream, used: int) -> None:
-        """A stop string has come with the answer's first `used` tokens: no more are wanted, only the ending."""
+    def stop(self, stream: Stream) -> None:
+        """A stop string has come: no more tokens are wanted, only the ending."""
         if not stream.stopped and stream.ending is None:
             stream.stopped = True
-            self._send(Cancel(stream.job.id, used))
+            self._send(Cancel(stream.job.id))
 
     def turn(self, **knobs: Any) -> None:
         """Set the default knobs, from the next forward on, and for an engine that takes this one's place."""
@@ -288,7 +288,7 @@ class EngineClient:
             if stream := self._streams.get(number):
                 self.metrics.queued.observe(now - stream.job.arrived)
         for number, pieces in report.tokens.items():
-            count = sum(len(tokens) for tokens, _ in pieces)
+            count = sum(map(len, pieces))
             self.metrics.counted["vllm:generation_tokens"] += count
             if stream := self._streams.get(number):
                 if stream.last is None:
@@ -300,15 +300,13 @@ class EngineClient:
                 stream.put(pieces)
         for number, ending in report.ended:
             self._queued.discard(number)
-            if not ending.failure and ending.finish != "cancelled":
-                self._deaths = 0
             if stream := self._streams.get(number):
-                self._note_end(stream, ending, now)
+                self._deaths = self._deaths if ending.failure else 0
+                self.metrics.whole.observe(now - stream.job.arrived)
+                self.metrics.ended[
+                    "error" if ending.failure else "length" if ending.finish == "length" else "stop"
+                ] += 1
                 stream.end(ApiError(500, ending.failure, code="engine_failure") if ending.failure else ending)
-
-    def _note_end(self, stream: Stream, ending: Ending, now: float) -> None:
-        self.metrics.whole.observe(now - stream.job.arrived)
-        self.metrics.ended["error" if ending.failure else "length" if ending.finish == "length" else "stop"] += 1
 
     # ---- the end ----
 

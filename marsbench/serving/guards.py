@@ -1,17 +1,12 @@
-"""What stands before every route: the key, the body, the log; and whether the client is still listening."""
+"""What stands before every route: the key and the body; and whether the client is still listening."""
 
 import asyncio
 import base64
 import hmac
-import json
-import logging
 import re
-import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
-from logging.handlers import RotatingFileHandler
-from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
@@ -25,7 +20,6 @@ from marsbench.serving.wire import ApiError, dumps, event
 
 T = TypeVar("T")
 _OPEN = ("/health", "/ping")  # routes that ask for no key
-_LOG_BYTES = 64 * 2**20  # of the log of requests, before it is moved aside and begun anew
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -51,7 +45,7 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return content if isinstance(content, bytes) else dumps(content).encode("ascii")
+        return dumps(content).encode("ascii")
 
 
 def answer(error: ApiError) -> Json:
@@ -90,31 +84,13 @@ class EventStream(StreamingResponse):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class RequestLog(RotatingFileHandler):
-    """JSON Lines of requests, in a file and the one before it. What cannot be written is said, and ends nothing."""
-
-    def __init__(self, file: Path, say: Callable[[str], object]) -> None:
-        super().__init__(file, maxBytes=_LOG_BYTES, backupCount=1, encoding="utf-8")
-        self._say, self._is_broken = say, False
-
-    def write(self, entry: dict[str, Any]) -> None:
-        self.handle(logging.makeLogRecord({"msg": json.dumps(entry)}))
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        if not self._is_broken:
-            self._is_broken = True
-            with suppress(OSError):  # where it is said may be full too
-                self._say(f"warning: the log of requests cannot be written: {self.baseFilename}")
-
-
 class Guard:
     """ASGI middleware: a request from a foreign page, without a key, or with a body that is too large or too slow, gets
     no further. Every answer has its number, the client's own if it has given one.
     """
 
-    def __init__(self, app: Any, settings: Settings, say: Callable[[str], object] = print) -> None:
+    def __init__(self, app: Any, settings: Settings) -> None:
         self._app, self._settings = app, settings
-        self._log = RequestLog(settings.request_log, say) if settings.request_log else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -123,13 +99,10 @@ class Guard:
         headers = Headers(scope=scope)
         number = headers.get("x-request-id", "")
         number = number if re.fullmatch(r"[\w.:-]{1,128}", number, re.ASCII) else uuid.uuid4().hex
-        scope["log"] = entry = {"at": time.time(), "id": number, "route": f"{scope['method']} {scope['path']}"}
         added = [(b"x-request-id", number.encode()), (b"x-content-type-options", b"nosniff")]
-        began = time.perf_counter()
 
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
-                entry["status"] = message["status"]
                 message = {**message, "headers": [*message["headers"], *added]}
             await send(message)
 
@@ -139,9 +112,6 @@ class Guard:
             return
         except ApiError as error:
             await answer(error)(scope, receive, sent)
-        finally:
-            if self._log is not None:
-                self._log.write(entry | {"seconds": round(time.perf_counter() - began, 4)})
 
     async def _let_in(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         prefix = self._settings.root_path.rstrip("/")

@@ -4,7 +4,6 @@ Nothing heavy is imported here.
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -35,28 +34,14 @@ class Job(Request):
     method: MethodName
     min_threshold: float | None = None
     widest: int | None = None  # window
-    best: int | None = None  # log-probabilities of its tokens are wanted, and of so many of the best at each place
-    streamed: bool = False  # whether they are wanted as the tokens come
     arrived: float = 0.0  # by the server's clock
 
 
 @dataclass(frozen=True)
 class Cancel:
-    """A request that is to end now: its client is gone, or its first `used` tokens are all that is wanted."""
+    """A request that is to end now: its client is gone, or no more tokens are wanted."""
 
     id: int
-    used: int | None = None
-
-
-class Likelihood(NamedTuple):
-    """Log-probabilities of the model itself (AR) for some tokens in a row."""
-
-    tokens: list[int]
-    chosen: list[float]
-    best: list[list[tuple[int, float]]]  # at each place, the most probable tokens and their log-probabilities
-
-    def part(self, count: int) -> "Likelihood":
-        return Likelihood(self.tokens[:count], self.chosen[:count], self.best[:count])
 
 
 @dataclass(frozen=True)
@@ -67,9 +52,6 @@ class Ending:
     thresholds: tuple[float, float] | None = None  # the lowest and the highest that counted; None for `ar`
     windows: tuple[int, int] = (1, 1)
     lossless: bool = True  # whether its tokens are those of `ar`
-    # Masks of a decoding step -> how many such steps settled 0, 1, 2, ... tokens beyond the first.
-    accepted: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    likelihood: Likelihood | None = None  # where it did not come with the tokens
     failure: str = ""  # why the engine could not answer
 
 
@@ -81,15 +63,12 @@ class State(NamedTuple):
     window: float = 0.0  # mean over all rows
 
 
-# The tokens of one forward, an EOS left out, and how probable they are, where this is wanted as they come.
-Piece = tuple[list[int], Likelihood | None]
-
-
 @dataclass(frozen=True)
 class Report:
     state: State
     started: list[int] = field(default_factory=list)
-    tokens: dict[int, list[Piece]] = field(default_factory=dict)  # request -> what each forward brought it
+    # Request -> the tokens that each forward brought it, an EOS left out.
+    tokens: dict[int, list[list[int]]] = field(default_factory=dict)
     ended: list[tuple[int, Ending]] = field(default_factory=list)
     counted: Counter[str] = field(default_factory=Counter)  # by the names of metrics
     accepted: Counter[int] = field(default_factory=Counter)  # drafts that counted, by their place in a step

@@ -127,7 +127,7 @@ def _serve(pipe: Connection, engine: Any) -> None:
                 case Job():
                     engine.submit(message)
                 case Cancel():
-                    engine.cancel(message.id, message.used)
+                    engine.cancel(message.id)
                 case Settings():
                     engine.settings = message
         engine.work()

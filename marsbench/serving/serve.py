@@ -67,7 +67,7 @@ async def _serve(settings: Settings, own: socket.socket, say: Callable[[str], No
                 fix="use a MARS checkpoint, --method ar, or --untrained-masks to see what happens without",
             )  # fmt: skip
         config = uvicorn.Config(
-            build(engine, say), log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="off",
+            build(engine), log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="off",
             backlog=_WAITING, limit_concurrency=settings.max_connections, ws="none",
         )  # fmt: skip
         server = Server(config)

@@ -1,7 +1,6 @@
 """All that a server is told when it starts, in one object that both of its processes have."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from marsbench.decoding.generation import PREFILL_POSITIONS, Dtype
 from marsbench.methods.options import option
@@ -62,7 +61,6 @@ class Settings:
     )  # fmt: skip
     cors_origin: tuple[str, ...] = option("A page's origin (https://HOST) that may ask; * is any.", ())
     root_path: str = option("What a proxy puts before every path.", "")
-    request_log: Path | None = option("JSON Lines of all requests, without their texts.")
     # How much is taken in, and how long anything may take.
     max_queue: int = option("Requests that may wait, be read or tokenised; more are told 429.", 64, least=1)
     max_body: int = option("Bytes of a request's body at most.", 4 * 2**20, least=1)

@@ -8,19 +8,11 @@ import codecs
 import functools
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a decoder makes of bytes that are no whole character
-
-
-class Token(NamedTuple):
-    """How a token looks behind other text: a part of a character has bytes, and no text."""
-
-    text: str
-    bytes: bytes
-    is_special: bool  # and so in no answer's text
 
 
 class Vocabulary:
@@ -31,16 +23,16 @@ class Vocabulary:
         self._before = list(tokenizer("a", add_special_tokens=False).input_ids)  # at a beginning, spaces may be lost
         self._begins = len(self._decode(self._before))
         self._letters = {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
-        self.token = functools.lru_cache(2**18)(self._token)
-
-    def _token(self, token: int) -> Token:
-        text = self._decode([*self._before, token])[self._begins :]
-        return Token(text, self._bytes(token, text), token in self._special)
+        self.bytes = functools.lru_cache(2**18)(self._bytes)
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
-    def _bytes(self, token: int, text: str) -> bytes:
+    def _bytes(self, token: int) -> bytes:
+        """A token behind other text, or the part of a character that it is; nothing of a special token."""
+        if token in self._special:
+            return b""
+        text = self._decode([*self._before, token])[self._begins :]
         if _UNFINISHED not in text:
             return text.encode()
         name = str(self._tokenizer.convert_ids_to_tokens(token))
@@ -95,9 +87,7 @@ class Writer:
             if self.stopped:
                 break
             self.used += len(portion)
-            known = map(self._vocabulary.token, portion)
-            data = b"".join(token.bytes for token in known if not token.is_special)
-            sent += self._stops.write(self._decoder.decode(data))
+            sent += self._stops.write(self._decoder.decode(b"".join(map(self._vocabulary.bytes, portion))))
         return sent
 
     def close(self) -> str:

@@ -48,7 +48,6 @@ class ApiError(Exception):
 T = TypeVar("T", bound=Struct)
 _Confidence = Annotated[float, Meta(ge=0, le=1)]
 _Window = Annotated[int, Meta(ge=1, le=WIDEST)]
-_Best = Annotated[int, Meta(ge=0, le=20)]
 _Count = Annotated[int, Meta(ge=1)]
 _Token = Annotated[int, Meta(ge=0)]
 # Fields of others that nothing here can honour -> the values that ask for nothing; null does so always.
@@ -57,7 +56,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,), "logit_bias": ({},), "suffix": ("",), "min_tokens": (0,), "use_beam_search": (False,),
     "early_stopping": (False,), "bad_words": ([],), "stop_token_ids": ([],), "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "detokenize": (True,),
-    "return_tokens_as_token_ids": (False,), "return_token_ids": (False,), "prompt_logprobs": (0,), "echo": (False,),
+    "return_tokens_as_token_ids": (False,), "return_token_ids": (False,), "logprobs": (False,), "top_logprobs": (0,),
+    "prompt_logprobs": (0,), "echo": (False,),
     "truncate_prompt_tokens": (), "allowed_token_ids": (), "logits_processors": ([],),
     "tools": ([],), "functions": ([],), "tool_choice": ("none", "auto"), "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (), "reasoning_effort": (),
@@ -101,7 +101,8 @@ def _check_asks_nothing(name: str, raw: Raw, where: str) -> None:
         if value not in _NOTHING:
             raise ApiError.wrong(f"{where}: there is no field {name!r}", place)
     elif name in _NEUTRAL:
-        if value is not None and value not in _NEUTRAL[name]:
+        neutral = [same for same in _NEUTRAL[name] if isinstance(same, bool) == isinstance(value, bool)]  # 0 == False
+        if value is not None and value not in neutral:
             usual = f" other than {_NEUTRAL[name][0]!r}" if _NEUTRAL[name] else ""
             raise ApiError.wrong(f"this server does not support {name!r}{usual}", place)
     elif name not in _HARMLESS:
@@ -155,12 +156,6 @@ class CompletionRequest(_Decoding, kw_only=True):
 
     prompt: str | list[str | _Token | Annotated[list[_Token], Meta(min_length=1)]]
     max_tokens: _Count | None = 16
-    logprobs: _Best | None = None
-
-    @property
-    def best(self) -> int | None:
-        """How many of the best tokens are wanted beside each, None where no log-probabilities are."""
-        return self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -193,22 +188,11 @@ class ChatRequest(_Decoding, kw_only=True):
     messages: Annotated[list[Raw], Meta(min_length=1, max_length=10_000)]
     max_tokens: _Count | None = None
     max_completion_tokens: _Count | None = None
-    logprobs: bool | None = False
-    top_logprobs: _Best | None = None
-
-    @property
-    def best(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def turns(self) -> list[dict[str, str]]:
         """The conversation as chat templates take it; `ApiError` for a message that says more, or nothing."""
         return [_turn(read(raw, Message, "messages")) for raw in self.messages]
-
-    def check(self) -> None:
-        super().check()
-        if self.top_logprobs is not None and not self.logprobs:
-            raise ApiError.wrong("'top_logprobs' goes with 'logprobs'", "top_logprobs")
 
 
 def _turn(message: Message) -> dict[str, str]:
