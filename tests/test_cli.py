@@ -418,7 +418,6 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "distill: no such column": ([*DISTILL, "--column", "question"], "question"),
     "distill: prompts overwritten": ([*DISTILL, "--out", "asked.jsonl"], "prompts"),
     "distill: a method that may write otherwise": ([*DISTILL, "--method", "mars"], "mars-verified"),
-    "distill: samples that are all the same": ([*DISTILL, "--samples", "2"], "--temperature"),
     "distill: a temperature below 0": ([*DISTILL, "--temperature", "-1"], "--temperature"),
     "distill: sampling by a greedy method": ([*DISTILL, "--method", "hf-generate", "--temperature", "1"], "greedy"),
     "distill: rows for a method of one": (

@@ -20,7 +20,6 @@ from marsbench import answering
 from marsbench.cli import app
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
-from marsbench.distilling import distill as distilling
 from marsbench.distilling.distill import Chats, Response, read_prompts
 from marsbench.distilling.self_asked import TEMPERATURE, self_asked
 from marsbench.errors import UserError
@@ -118,11 +117,11 @@ def test_answers_are_read_as_the_very_tokens_that_were_decoded(
     assert f"{len(written(chats))} conversations to learn, 0 left out" in done.output
 
 
-@pytest.mark.parametrize("sampled", [(), (*SAMPLED, "--samples", "3")], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampled", [(), SAMPLED], ids=["greedy", "sampled"])
 def test_the_file_is_the_same_whatever_the_batch_and_the_method(
     sampled: tuple[str, ...], model: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    """Guards against answers under the wrong prompt, and against seeds that go by the place in a batch."""
+    """Guards against answers under the wrong prompt, seeds by the place in a batch, and prompts in another form."""
     files = []
     ways = [("--batch-size", "1"), ("--batch-size", "5"), ("--method", "mars-verified", "--window", "3")]
     for number, options in enumerate(ways):
@@ -131,82 +130,66 @@ def test_the_file_is_the_same_whatever_the_batch_and_the_method(
         files.append((tmp_path / f"{number}.jsonl").read_bytes())
     assert files[0] == files[1] == files[2]
     chats = written(tmp_path / "0.jsonl")
-    places = [QUESTIONS.index(turns[0]["content"]) for turns in chats]
-    assert places == sorted(places) and {*places} == {*range(len(QUESTIONS))}
+    assert [turns[0]["content"] for turns in chats] == QUESTIONS
     if sampled:
-        assert len({turns[1]["content"] for turns in chats}) > 60, "every sample has a seed of its own"
-
-
-def test_greedy_answers_are_those_of_plain_decoding(model: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against prompts that the model is asked in another form than in a chat."""
-    assert distill(model, prompts, tmp_path / "chats.jsonl", "--keep-cut").exit_code == 0
+        assert len({turns[1]["content"] for turns in chats}) > 20, "every answer has a seed of its own"
+        return
     loaded = load(model)
-    turns = [{"role": "user", "content": QUESTIONS[7]}]
-    ids = loaded.tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True)["input_ids"]
+    ids = loaded.tokenizer.apply_chat_template(chats[7][:1], add_generation_prompt=True, return_dict=True)["input_ids"]
     (one,) = decode(loaded.model, Autoregressive(), [Request(ids, 24)], eos_id=2, pad_id=0)
-    assert written(tmp_path / "chats.jsonl")[7][1]["content"] == loaded.tokenizer.decode(one.tokens)
+    assert chats[7][1]["content"] == loaded.tokenizer.decode(one.tokens), "asked as in a chat"
 
 
 def test_what_is_left_out_is_counted(model: Path, tmp_path: Path, decoded: list[tuple[Request, Generation]]) -> None:
     """Guards against targets that teach to stop midway, and against silence about them."""
     long = {"prompt": " ".join(["one"] * 60)}
-    prompts = save(tmp_path / "prompts.jsonl", *[{"prompt": one} for one in QUESTIONS], long)
-    done = distill(model, prompts, tmp_path / "chats.jsonl", "--temperature", "2", "--samples", "8")
+    prompts = save(tmp_path / "prompts.jsonl", *[{"prompt": one} for one in 8 * QUESTIONS], long)
+    done = distill(model, prompts, tmp_path / "chats.jsonl", "--temperature", "2")
     cut = sum(one.finish == "length" for _, one in decoded)
     left = len(written(tmp_path / "chats.jsonl"))
     lost = len(decoded) - cut - left
     assert cut and left and lost and len(decoded) == 8 * len(QUESTIONS)
-    assert f"{left} answers" in done.stdout and f"{cut} cut at 24 tokens" in done.stdout
+    assert f"{left} answers" in done.stdout and f"{cut} cut at --max-new-tokens" in done.stdout
     assert f"{lost} that chat data cannot hold" in done.stdout
-    assert "8 to prompts longer than the 136 tokens" in done.stdout
+    assert "1 to prompts longer than the 136 tokens" in done.stdout
     decoded.clear()
-    kept = distill(model, prompts, tmp_path / "chats.jsonl", "--temperature", "2", "--samples", "8", "--keep-cut")
+    kept = distill(model, prompts, tmp_path / "chats.jsonl", "--temperature", "2", "--keep-cut")
     assert kept.exit_code == 0 and not decoded, "what was cut is in the log"
     assert left < len(written(tmp_path / "chats.jsonl")) <= left + cut
 
 
 @pytest.mark.parametrize(
-    ("text", "ended", "spelling", "reason"),
-    [("7", True, "own", None), ("7", True, "other", None), ("7", False, "own", "cut"), (" \n", True, "own", "empty"),
-     ("7", True, "lost", "lost"), ("7", False, "lost", "cut")],
+    ("text", "ended", "kept", "reason"),
+    [("7", True, True, None), ("7", False, True, "cut"), (" \n", True, True, "empty"),
+     ("7", True, False, "that chat data cannot hold"), ("7", False, False, "cut")],
 )  # fmt: skip
-def test_every_answer_left_out_has_one_reason(text: str, ended: bool, spelling: Any, reason: str | None) -> None:
+def test_every_answer_left_out_has_one_reason(text: str, ended: bool, kept: bool, reason: str | None) -> None:
     """Guards against answers that say nothing in the data, and against one that is counted twice."""
-    answer = Response(0, 0, text, 3, ended, spelling)
-    assert answer.left_out(keep_cut=False) == reason
-    if reason == "cut":
-        assert answer.left_out(keep_cut=True) == ("lost" if spelling == "lost" else None)
+    answer = Response(0, text, 3, ended, kept)
+    assert (answer.left_out(keep_cut=False) or "").startswith(reason or "")
+    assert bool(answer.left_out(keep_cut=True)) == (reason not in (None, "cut") or not kept)
+
+
+TRIMS = CHAT_TEMPLATE.replace("message.content", "message.content | trim")
 
 
 @pytest.mark.parametrize(
-    ("text", "spelling"),
+    ("text", "kept"),
     [
-        ("The answer is 42.", "own"),
-        ("The ans|wer", "other"),  # two tokens for what the tokenizer writes with one
-        (f"Stop{END}and go", "lost"),
-        (f"Stop{START}", "lost"),
+        ("The answer is 42.", True), ("The ans|wer", True), (f"Stop{END}and go", False), (f"Stop{START}", False),
+        ("\u2603", True), ("\u2603<", False), ("seven\n", True),
     ],
-)
-def test_what_the_trainer_reads_is_told_apart(text: str, spelling: str) -> None:
-    """Guards against answers that train another text than the model wrote, such as an end in the midst of one."""
+)  # fmt: skip
+@pytest.mark.parametrize("template", [CHAT_TEMPLATE, TRIMS], ids=["plain", "trims"])
+def test_what_the_trainer_would_read_otherwise_is_told(text: str, kept: bool, template: str) -> None:
+    """Guards against an end in the midst or half a character learned, and all answers lost where a template trims."""
     tokenizer = build_tokenizer(512, texts=500)
-    tokens = [token for part in text.split("|") for token in tokenizer(part).input_ids] if "<" not in text else None
+    tokenizer.chat_template = template
+    tokens = [token for part in text.split("|") for token in tokenizer(part).input_ids] if "<|" not in text else None
     tokens = tokens or tokenizer(text).input_ids
-    assert Chats(tokenizer).spelling(tokens, [{"role": "user", "content": "?"}]) == spelling
-
-
-def test_text_that_is_cut_or_trimmed_is_told(model: Path) -> None:
-    """Guards against half a character that is learned, and all answers left out where a template trims them."""
-    tokenizer = build_tokenizer(512, texts=500)
-    tokens = tokenizer("☃").input_ids
-    assert Chats(tokenizer).spelling(tokens, [{"role": "user", "content": "?"}]) == "own"
-    assert Chats(tokenizer).spelling(tokens[:-1], [{"role": "user", "content": "?"}]) == "lost"
-    tokenizer = load(model).tokenizer
-    turns = [{"role": "user", "content": "?"}]
-    tokens = tokenizer("seven\n").input_ids
-    assert Chats(tokenizer).spelling(tokens, turns) == "own"
-    tokenizer.chat_template = CHAT_TEMPLATE.replace("message.content", "message.content | trim")
-    assert Chats(tokenizer).spelling(tokens, turns) == "other"
+    if text.endswith("\u2603<"):
+        tokens = tokenizer("\u2603").input_ids[:-1]
+    assert Chats(tokenizer).keeps(tokens, [{"role": "user", "content": "?"}]) == kept
 
 
 def test_an_answer_ends_where_the_trainer_will_end_it(model: Path, prompts: Path, tmp_path: Path) -> None:
@@ -253,14 +236,14 @@ CALLED = [{"role": "user", "content": "What time is it?"}, {"role": "assistant",
 BAD = {
     "no column": ({"question": "One?", "answer": "1"}, "--column which one holds the prompts: question, answer"),
     "no object": (["One?"], "not a prompt"),
-    "no text": ({"prompt": 7}, "prompt is neither a text nor a list of turns"),
+    "no text": ({"prompt": 7}, "prompt holds no prompt: not a list of turns"),
     "nothing asked": ({"messages": [{"role": "assistant", "content": "4"}]}, "asks nothing"),
     "only a system prompt": ({"messages": [{"role": "system", "content": "Be brief."}]}, "asks nothing"),
     "empty": ({"prompt": " "}, "asks nothing"),
-    "no such role": ({"messages": [{"role": "human", "content": "One?"}]}, "turn 1 of messages has the unknown role"),
-    "no content": ({"messages": [{"role": "user", "content": None}]}, "turn 1 of messages has no content"),
-    "calls of tools": ({"messages": [*CALLED, {"role": "tool", "content": "12:00"}]}, "turn 2 of messages has tool"),
-    "an empty answer": ({"messages": [CALLED[0], {"role": "assistant", "content": ""}, CALLED[0]]}, "turn 2 of"),
+    "no such role": ({"messages": [{"role": "human", "content": "One?"}]}, "message 1 has the unknown role"),
+    "no content": ({"messages": [{"role": "user", "content": None}]}, "message 1 has no content"),
+    "calls of tools": ({"messages": [*CALLED, {"role": "tool", "content": "12:00"}]}, "message 2 has tool"),
+    "an empty answer": ({"messages": [CALLED[0], {"role": "assistant", "content": ""}, CALLED[0]]}, "message 2 is an"),
 }  # fmt: skip
 
 
@@ -274,15 +257,6 @@ def test_a_line_that_asks_nothing_is_named(mistake: str, model: Path, tmp_path: 
     assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]
 
 
-def test_earlier_answers_are_said_to_be_learned(model: Path, tmp_path: Path) -> None:
-    """Guards against words of others learned unseen."""
-    turns = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}] * 2
-    prompts = save(tmp_path / "in.jsonl", {"messages": turns}, {"prompt": "one"})
-    done = distill(model, prompts, tmp_path / "out.jsonl", "--keep-cut")
-    assert done.exit_code == 0 and "with earlier answers, which stay as they are and are learned too: 1" in done.stderr
-    assert written(tmp_path / "out.jsonl")[0][:3] == turns[:3]
-
-
 # ---- interruptions ---------------------------------------------------------------------------------------------------
 @pytest.fixture
 def whole(model: Path, prompts: Path, tmp_path: Path) -> Iterator[Path]:
@@ -291,30 +265,33 @@ def whole(model: Path, prompts: Path, tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "chats.jsonl"
 
 
+def log_of(out: Path) -> Path:
+    (log,) = out.parent.glob(f"{out.name}.*.answers")
+    return log
+
+
 def test_a_run_goes_on_wherever_it_was_killed(
-    whole: Path, model: Path, prompts: Path, tmp_path: Path, decoded: list[tuple[Request, Generation]]
+    whole: Path, model: Path, prompts: Path, decoded: list[tuple[Request, Generation]]
 ) -> None:
     """Guards against answers that are lost or given twice after a kill, in the midst of a line too."""
-    log = distilling.log_beside(whole).read_bytes()
+    log, file, data = log_of(whole).read_bytes(), log_of(whole), whole.read_bytes()
     ends = [at + 1 for at, byte in enumerate(log) if byte == ord("\n")]
-    for size in (0, 5, ends[0] - 1, ends[0], ends[0] + 9, ends[7], ends[7] + 1, ends[20] - 1, ends[-1]):
-        out = tmp_path / f"after {size}.jsonl"
-        distilling.log_beside(out).write_bytes(log[:size])
+    for size in (0, ends[0] - 1, ends[0], ends[7] + 1, ends[20] - 1, ends[-1]):
+        whole.unlink()
+        file.write_bytes(log[:size])
         decoded.clear()
-        done = distill(model, prompts, out, *SAMPLED)
+        done = distill(model, prompts, whole, *SAMPLED)
         assert done.exit_code == 0, done.output
-        assert out.read_bytes() == whole.read_bytes()
-        there = max(0, log[:size].count(b"\n") - 1)
-        assert len(decoded) == len(QUESTIONS) - there, "what is there is not decoded again"
-        lines = distilling.log_beside(out).read_text().splitlines()
-        assert len(lines) == 1 + len(QUESTIONS) and sorted(lines) == sorted(log.decode().splitlines())
+        assert whole.read_bytes() == data
+        assert len(decoded) == len(QUESTIONS) - log[:size].count(b"\n"), "what is there is not decoded again"
+        assert sorted(file.read_text().splitlines()) == sorted(log.decode().splitlines())
 
 
 def test_an_interruption_leaves_no_chat_data_and_all_answers(
     model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against half a file that somebody trains on, and answers that are only kept at the end."""
-    answer = Chats.spelling
+    keeps = Chats.keeps
     left = 10
 
     def interrupted(*arguments: Any) -> Any:
@@ -322,49 +299,48 @@ def test_an_interruption_leaves_no_chat_data_and_all_answers(
         if not left:
             raise KeyboardInterrupt
         left -= 1
-        return answer(*arguments)
+        return keeps(*arguments)
 
-    monkeypatch.setattr(Chats, "spelling", interrupted)
+    monkeypatch.setattr(Chats, "keeps", interrupted)
     out = tmp_path / "chats.jsonl"
     done = distill(model, prompts, out, *SAMPLED)
     assert done.exit_code == 130 and "the same command resumes" in done.stderr
     assert not out.exists()
-    monkeypatch.setattr(Chats, "spelling", answer)
+    monkeypatch.setattr(Chats, "keeps", keeps)
     done = distill(model, prompts, out, *SAMPLED)
     assert done.exit_code == 0 and f"going on after 10 of {len(QUESTIONS)} answers" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--max-new-tokens", "20"), "max_new_tokens 24, not 20"),
-        (("--temperature", "0.5"), "temperature 1.0, not 0.5"), (("--seed", "3"), "seed 0, not 3"),
-        (("--dtype", "bfloat16"), "dtype float32, not bfloat16"),
-    ],
-)  # fmt: skip
-def test_other_settings_are_not_mixed_in(
-    options: tuple[str, ...], said: str, whole: Path, model: Path, prompts: Path
-) -> None:
-    """Guards against chat data of two minds, and against a refusal that spoils what is there."""
-    before = whole.read_bytes(), distilling.log_beside(whole).read_bytes()
-    done = distill(model, prompts, whole, *SAMPLED, *options)
-    assert done.exit_code == 2 and said in done.stderr, done.output
-    assert (whole.read_bytes(), distilling.log_beside(whole).read_bytes()) == before
+def _other_model(model: Path, prompts: Path, folder: Path) -> Path:
+    return save_model(folder / "other", seed=1)
 
 
-def test_other_models_and_prompts_are_not_mixed_in(whole: Path, model: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against answers of one model that pass for another's, or answer another question."""
-    other = save_model(tmp_path / "other", seed=1)
-    done = distill(other, prompts, whole, *SAMPLED)
-    assert done.exit_code == 2 and "weights" in done.stderr and "prompts" not in done.stderr.splitlines()[0]
-    shutil.copytree(model, tmp_path / "reworded")
-    template = tmp_path / "reworded" / "chat_template.jinja"
+def _other_template(model: Path, prompts: Path, folder: Path) -> Path:
+    shutil.copytree(model, folder / "reworded")
+    template = folder / "reworded" / "chat_template.jinja"
     template.write_text(template.read_text().replace("You are a helpful", "You a helpful"))
-    done = distill(tmp_path / "reworded", prompts, whole, *SAMPLED)
-    assert done.exit_code == 2 and "chat template" in done.stderr and "weights" not in done.stderr
+    return folder / "reworded"
+
+
+def _other_prompts(model: Path, prompts: Path, folder: Path) -> Path:
     save(prompts, *[{"prompt": one} for one in QUESTIONS[1:]])
-    done = distill(model, prompts, whole, *SAMPLED)
-    assert done.exit_code == 2 and "another run (prompts" in done.stderr
+    return model
+
+
+OTHERS: list[Any] = [
+    _other_model, _other_template, _other_prompts, ("--max-new-tokens", "20"), ("--temperature", "0.5"),
+    ("--seed", "3"), ("--dtype", "bfloat16"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_other_answers_are_not_mixed_in(other: Any, whole: Path, model: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against chat data of two minds, and against a refusal that spoils what is there."""
+    before = whole.read_bytes(), log_of(whole).read_bytes()
+    options = other if isinstance(other, tuple) else ()
+    done = distill(other(model, prompts, tmp_path) if callable(other) else model, prompts, whole, *SAMPLED, *options)
+    assert done.exit_code == 2 and "there is a file of that name" in done.stderr, done.output
+    assert (whole.read_bytes(), log_of(whole).read_bytes()) == before
 
 
 def test_more_can_be_asked_later(
@@ -374,9 +350,9 @@ def test_more_can_be_asked_later(
     few, many = tmp_path / "few.jsonl", tmp_path / "many.jsonl"
     assert distill(model, prompts, few, *SAMPLED, "--limit", "6", "--keep-cut").exit_code == 0
     assert [one[0]["content"] for one in written(few)] == QUESTIONS[:6]
-    assert distill(model, prompts, few, *SAMPLED, "--samples", "2").exit_code == 0
-    assert len(decoded) == 2 * len(QUESTIONS)
-    assert distill(model, prompts, many, *SAMPLED, "--samples", "2").exit_code == 0
+    assert distill(model, prompts, few, *SAMPLED).exit_code == 0
+    assert len(decoded) == len(QUESTIONS)
+    assert distill(model, prompts, many, *SAMPLED).exit_code == 0
     assert few.read_bytes() == many.read_bytes()
 
 
@@ -386,9 +362,8 @@ def test_what_is_there_or_in_use_is_refused(model: Path, prompts: Path, tmp_path
     done = distill(model, prompts, mine, *SAMPLED)
     assert done.exit_code == 2 and "there is a file of that name" in done.stderr
     assert mine.read_text() == '{"messages": []}\n'
-    out = tmp_path / "chats.jsonl"
-    with FileLock(f"{distilling.log_beside(out)}.lock"):
-        done = distill(model, prompts, out, *SAMPLED)
+    with FileLock(tmp_path / "chats.jsonl.lock"):
+        done = distill(model, prompts, tmp_path / "chats.jsonl", *SAMPLED)
     assert done.exit_code == 2 and "another command is writing" in done.stderr
     shutil.copytree(model, tmp_path / "plain")
     (tmp_path / "plain" / "chat_template.jinja").unlink()
@@ -398,7 +373,7 @@ def test_what_is_there_or_in_use_is_refused(model: Path, prompts: Path, tmp_path
 
 def test_a_broken_log_is_named(whole: Path, model: Path, prompts: Path) -> None:
     """Guards against tracebacks over a line that an editor has changed."""
-    log = distilling.log_beside(whole)
+    log = log_of(whole)
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join([*lines[:3], "{}\n", *lines[3:]]))
     done = distill(model, prompts, whole, *SAMPLED)
@@ -406,8 +381,6 @@ def test_a_broken_log_is_named(whole: Path, model: Path, prompts: Path) -> None:
 
 
 # ---- what cannot be --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [

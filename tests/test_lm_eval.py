@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from lm_eval.__main__ import cli_evaluate
+from lm_eval.__main__ import HarnessCLI, cli_evaluate
 from lm_eval.api.instance import Instance
+from lm_eval.config.evaluate_config import EvaluatorConfig
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from marsbench.errors import UserError
 from marsbench.evaluation import lm_eval_model
-from marsbench.evaluation.lm_eval_model import MarsbenchLM, asks_for_rows
+from marsbench.evaluation.lm_eval_model import MarsbenchLM
 from marsbench.training.tokenizer import build_tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -46,33 +47,19 @@ def batch_size(checkpoint: str, given: dict[str, Any], **model_args: Any) -> int
     return model.batch_sizes["rows"]
 
 
-def test_rows_are_many_unless_somebody_asks_for_fewer(
-    checkpoint: str, command_line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_rows_are_many_unless_a_user_asks_for_fewer(
+    checkpoint: str, command_line: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against lm-eval's default batch size of 1, and a batch size that was asked for and is not taken."""
-    assert batch_size(checkpoint, BY_DEFAULT) == 16
+    for words, rows in (([], 16), (["-b", "1"], 1), (["--batch_size=1"], 1), (["--batch_size", "4"], 4)):
+        parsed = HarnessCLI()._parser.parse_args([*command_line[1:], *words])
+        given = getattr(parsed, "batch_size", EvaluatorConfig().batch_size)
+        assert batch_size(checkpoint, BY_DEFAULT | {"batch_size": given}) == rows
     assert batch_size(checkpoint, BY_DEFAULT, batch_size=8) == 8
-    command_line += ["--batch_size", "1"]
-    assert batch_size(checkpoint, BY_DEFAULT | {"batch_size": "1"}) == 1
     assert batch_size(checkpoint, BY_DEFAULT | {"batch_size": "auto"}) == 16
     monkeypatch.setattr(sys, "argv", ["program.py"])
     assert batch_size(checkpoint, BY_DEFAULT) == 1
     assert batch_size(checkpoint, BY_DEFAULT | {"batch_size": None}) == 16
-
-
-@pytest.mark.parametrize(
-    ("words", "asked"),
-    [
-        ("--tasks gsm8k", False), ("--tasks gsm8k --max_batch_size 4", False), ("--batch_size 1 --tasks gsm8k", True),
-        ("--batch_size=1", True), ("-b 1", True), ("-b1", True), ("--config {folder}/with.yaml", True),
-        ("-C {folder}/without.yaml", False),
-    ],
-)  # fmt: skip
-def test_a_batch_size_is_found_wherever_it_is_given(words: str, asked: bool, tmp_path: Path) -> None:
-    """Guards against a batch size that is overruled because it was given in another way."""
-    (tmp_path / "with.yaml").write_text("model: marsbench\nbatch_size: 1\n")
-    (tmp_path / "without.yaml").write_text("model: marsbench\n")
-    assert asks_for_rows(words.format(folder=tmp_path).split()) is asked
 
 
 @pytest.mark.parametrize(

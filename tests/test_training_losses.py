@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from marsbench.presets import preset
 from marsbench.training import objectives
 from marsbench.training.learners import LEARNERS
-from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
+from marsbench.training.medusa import MedusaHeads, medusa_loss
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
 from marsbench.training.stages import STAGES, BlocksFrom, Stage, recipe
 from marsbench.training.visibility import blocks_of_responses, blocks_of_sequence, needs_noisy_copy, stream_visibility
@@ -258,23 +258,19 @@ def test_medusa_loss_by_hand(golden_models: Models) -> None:
     loss = medusa_loss(heads, ids, labels, backbone=backbone.requires_grad_(False))
     loss.backward()
     states = heads(backbone.model(input_ids=ids).last_hidden_state)
-    total, right = 0.0, [0, 0, 0]
+    total = 0.0
     for head in range(3):
         nll, count = 0.0, 0
         for row, (first, end) in enumerate([(3, 7), (5, 9)]):
             for target in range(first + 1 + head, end):
                 logits = backbone.lm_head(states[row, target - 2 - head, head])
                 nll -= logits.log_softmax(-1)[ids[row, target]].item()
-                right[head] += int(logits.argmax()) == int(ids[row, target])
                 count += 1
         total += 0.8**head * nll / count
     assert loss.item() == pytest.approx(total, rel=1e-5)
     assert all(parameter.grad is not None and parameter.grad.norm() > 0 for parameter in heads.parameters())
     assert all(parameter.grad is None for parameter in backbone.parameters())
     backbone.requires_grad_(True)
-    counts = [6, 4, 2]  # of labelled tokens that each head can guess
-    measured = head_accuracy(heads, backbone, [{"input_ids": ids, "labels": labels}])
-    assert list(measured.values()) == pytest.approx([hits / count for hits, count in zip(right, counts, strict=True)])
     hidden = torch.randn(2, 3, golden_models["ar"].config.hidden_size)
     heads = MedusaHeads(hidden.shape[-1])
     assert torch.equal(heads(hidden), hidden.unsqueeze(2).expand(-1, -1, 3, -1))

@@ -45,7 +45,6 @@ def distill(
         bool, typer.Option("--keep-cut", help="Keep answers that the limit cut, which teach to stop midway.")
     ] = False,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
-    samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt, with a --temperature.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling, from which every answer has its own.")] = 0,
     batch_size: BatchSize = None,
 ) -> None:
@@ -57,13 +56,14 @@ def distill(
 
         marsbench train mars --scale 0.5b --base YOUR_MODEL --chat-data CHATS.jsonl
 
-    A prompt is a user's question or a conversation, whose last answer is replaced; so chat data of others will do.
+    A prompt is a user's question or a conversation, whose last answer is replaced; so chat data of others will do. With
+    a --temperature, a prompt that stands in several lines gets an answer of its own for each.
     Without prompts, --self-asked 10000 samples users' turns from the model itself, into OUT.prompts.
 
     Left out and counted are answers that were cut, empty ones, and prompts too long for the context.
 
-    Answers are kept in OUT.answers as they come: an interrupted run goes on when the same command is given again, and
-    may go on with another method or batch size, a larger --limit or more --samples. Other options want another --out.
+    Answers are kept beside OUT as they come: an interrupted run goes on when the same command is given again, and may
+    go on with another method or batch size, or a larger --limit. Other options want another --out.
     """
     typed = replace(decoding, method=method)
     decoding = decoder.at(typed, start.block_size)
@@ -73,20 +73,16 @@ def distill(
         lossless = ", ".join(name for name, info in METHODS.items() if info.lossless)
         what = f"method {method!r} may write what the model itself would not"
         raise UserError(what, fix=f"choose among {lossless}")
-    if samples > 1 and not temperature:
-        what, fix = "greedy answers to a prompt are all the same", "give a --temperature, such as 0.7"
-        raise UserError(f"{samples} {what}", fix=f"{fix}, or leave --samples out")
     if (prompts is None) == (self_asked is None):
         raise UserError("prompts come from a file or from the model", fix="give one of --prompts and --self-asked")
     shared.use_packing(decoding.pack)
     from marsbench.answering import Answering, check_target
-    from marsbench.distilling.distill import Distiller, check_is_ours, read_prompts
+    from marsbench.distilling.distill import Distiller, read_prompts
     from marsbench.distilling.self_asked import self_asked as asked_by
     from marsbench.progress import Reporter
 
     source = prompts or out.with_name(f"{out.name}.prompts")
     check_target(source, out)
-    check_is_ours(out)
     asked, reporter = read_prompts(source, column) if prompts else [], Reporter()
     draft = decoder.load_draft(decoding, reporter)
     if start.whose:
@@ -96,9 +92,7 @@ def distill(
     answering = Answering.by(decoding, loaded, draft, reporter, batch_size)
     if self_asked is not None:
         asked = read_prompts(asked_by(answering, self_asked, source, reporter, seed=seed))
-    distiller = Distiller(
-        answering, reporter, max_new_tokens=max_new_tokens, temperature=temperature, samples=samples, seed=seed
-    )
+    distiller = Distiller(answering, reporter, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     _, found = distiller.distill(asked, source, out, limit=limit, keep_cut=keep_cut)
     typer.echo(f"wrote {out}: {found}")
 

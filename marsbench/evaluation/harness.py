@@ -124,19 +124,32 @@ class AnswerLog:
 Asked = Callable[[Mapping[int, Instance]], None]  # answers lm-eval's requests, by question number
 
 
-class _ExamModel(LM):  # type: ignore[misc]
-    """lm-eval's view of whoever answers an exam."""
+class GeneratingLM(LM):  # type: ignore[misc]
+    """A model as lm-eval asks it, with a tokenizer, or none where the prompts are not read."""
 
-    tokenizer_name = "marsbench"  # what lm-eval keys its request cache by (we do not use that cache)
+    tokenizer_name = "marsbench"  # what lm-eval keys its request cache by
+    _tokenizer: Any = None
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """A conversation in the tokenizer's template; without a generation prompt, its last turn is left open."""
+        if self._tokenizer is None:
+            return "\n".join(turn["content"] for turn in chat_history)
+        how = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
+        return str(self._tokenizer.apply_chat_template(chat_history, tokenize=False, **how))
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        what = "marsbench answers generation tasks only; this task asks for log-likelihoods"
+        raise UserError(what, fix="choose a task whose output is generated, such as gsm8k")
+
+    loglikelihood_rolling = loglikelihood
+
+
+class _ExamModel(GeneratingLM):
+    """The answers to an exam as a model of lm-eval's."""
 
     def __init__(self, exam: Exam, answers: Mapping[int, LoggedAnswer], tokenizer: Any, ask: Asked | None) -> None:
         super().__init__()
         self._exam, self._answers, self._tokenizer, self._ask = exam, answers, tokenizer, ask
-
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        if self._tokenizer is None:  # nobody reads the prompts
-            return "\n".join(turn["content"] for turn in chat_history)
-        return chat_text(self._tokenizer, chat_history, add_generation_prompt)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The answers to the requests, those that are missing answered first.
@@ -148,17 +161,6 @@ class _ExamModel(LM):  # type: ignore[misc]
         if self._ask is not None:
             self._ask({number: request for number, request in asked if number not in self._answers})
         return [cut_text(self._answers[number].response, stops_of(request)) for number, request in asked]
-
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        raise TypeError("marsbench answers generation tasks only; this task asks for log-likelihoods")
-
-    loglikelihood_rolling = loglikelihood
-
-
-def chat_text(tokenizer: Any, chat_history: list[dict[str, str]], add_generation_prompt: bool) -> str:
-    """A conversation in the tokenizer's template; without a generation prompt, its last turn is left open."""
-    how = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
-    return str(tokenizer.apply_chat_template(chat_history, tokenize=False, **how))
 
 
 def answer(exam: Exam, log: AnswerLog, answering: Answering, max_new_tokens: int, progress: Counted) -> Scored:

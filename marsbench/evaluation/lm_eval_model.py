@@ -1,19 +1,16 @@
 """The model that `lm_eval --model marsbench` runs: a checkpoint decoded by our engine on lm-eval's own tasks."""
 
-import argparse
 import sys
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from accelerate.utils import gather, gather_object
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import handle_arg_string, simple_parse_args_string
 
@@ -22,7 +19,7 @@ from marsbench.decoding.engine import context_length
 from marsbench.decoding.generation import Generation, Request, seed_of
 from marsbench.errors import UserError, integer, told_to_user
 from marsbench.evaluation.answers import cut_text
-from marsbench.evaluation.harness import chat_text, cut_in_words, room_for_prompt, stops_of, without_beginning
+from marsbench.evaluation.harness import GeneratingLM, cut_in_words, room_for_prompt, stops_of, without_beginning
 from marsbench.forward.linear import set_packing
 from marsbench.lm_eval_plugin import register
 from marsbench.methods import METHODS, Decoding
@@ -79,20 +76,6 @@ def _on_command_line() -> bool:
     return program.stem in ("lm_eval", "lm-eval") or program.parts[-2:] == ("lm_eval", "__main__.py")
 
 
-def asks_for_rows(arguments: Sequence[str]) -> bool:
-    """Whether lm-eval's command line, or the configuration file that it names, says how many rows to decode at once.
-
-    lm-eval itself does not tell: it hands a batch size of 1 on, whether a user asked for it or not.
-    """
-    parser = argparse.ArgumentParser(add_help=False)  # takes abbreviations, as lm-eval's does
-    parser.add_argument("--batch_size", "-b")
-    parser.add_argument("--config", "-C", type=Path)
-    found, _ = parser.parse_known_args(list(arguments))
-    if found.batch_size is not None or found.config is None:
-        return found.batch_size is not None
-    return "batch_size" in (yaml.safe_load(found.config.read_text(encoding="utf-8")) or {})
-
-
 @contextmanager
 def _explained() -> Iterator[None]:
     """On lm-eval's command line, a mistake that the user can mend is one message and exit status 2, as on our own."""
@@ -105,7 +88,7 @@ def _explained() -> Iterator[None]:
         raise SystemExit(2) from error
 
 
-class MarsbenchLM(LM):  # type: ignore[misc]
+class MarsbenchLM(GeneratingLM):
     """A checkpoint and a decoding method; every process of `accelerate launch` answers its share of the questions.
 
     lm-eval gives stop strings as text: rows run to EOS or the limit, and the text is cut afterwards.
@@ -145,7 +128,8 @@ class MarsbenchLM(LM):  # type: ignore[misc]
         loaded = load_aloud(str(pretrained), Reporter(), **how, adapter=adapter)
         companion = load_aloud(decoding.draft, Reporter(), **how) if decoding.draft else None
         rows = 1 if METHODS[method].one_row else min(rows, max_batch_size or rows)
-        self._answering = Answering.by(decoding, loaded, companion, Reporter(), rows)
+        self.tokenizer_name = str(loaded.tokenizer.name_or_path)
+        self._answering, self._tokenizer = Answering.by(decoding, loaded, companion, Reporter(), rows), loaded.tokenizer
         self.batch_sizes = {"rows": rows}  # lm-eval writes and prints them beside its own idea
         self._emitted = self._forwards = 0
 
@@ -161,17 +145,10 @@ class MarsbenchLM(LM):  # type: ignore[misc]
     ) -> "MarsbenchLM":
         """The model that lm-eval asks for, by `--model_args` and by options of its own; the former count more."""
         given = {name: value for name, value in (additional_config or {}).items() if value is not None}
-        if _on_command_line() and not asks_for_rows(sys.argv[1:]):
-            given.pop("batch_size", None)  # lm-eval's default of 1, which no user asked for
+        if _on_command_line() and given.get("batch_size") == 1:
+            del given["batch_size"]  # the number is lm-eval's own default; what a user types there is text
         with _explained():
             return cls(**(given | dict(arg_dict)))
-
-    @property
-    def tokenizer_name(self) -> str:
-        return str(self._answering.loaded.tokenizer.name_or_path)
-
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return chat_text(self._answering.loaded.tokenizer, chat_history, add_generation_prompt)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """The model's answers, each cut at the first of its task's stop strings."""
@@ -230,10 +207,7 @@ class MarsbenchLM(LM):  # type: ignore[misc]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         with _explained():
-            raise UserError(
-                "marsbench answers generation tasks only; this task asks for log-likelihoods",
-                fix="choose a task whose output is generated, such as gsm8k",
-            )
+            return super().loglikelihood(requests)
 
     loglikelihood_rolling = loglikelihood
 

@@ -119,29 +119,28 @@ def _from_hub(name: str) -> Any:
     return table
 
 
-def text_turns(turns: Any, which: str = "message {}") -> list[Message]:
+def text_turns(turns: Any) -> list[Message]:
     """The turns of a conversation, with role and content alone.
 
     Raises:
-        ValueError: a turn, `which` by number, that is no text turn of a known role, says something beside its text, or
-            is the assistant's and empty.
+        ValueError: a turn that is no text turn of a known role, says something beside its text, or is the assistant's
+            and empty.
     """
     if not isinstance(turns, list) or not turns:
-        raise ValueError("messages is not a list of turns")
+        raise ValueError("not a list of turns")
     for number, turn in enumerate(turns, 1):
         for name in ("role", "content"):
             if not isinstance(turn, dict) or not isinstance(turn.get(name), str):
-                raise ValueError(f"{which.format(number)} has no {name}")
+                raise ValueError(f"message {number} has no {name}")
         if turn["role"] not in ROLES:
-            known = ", ".join(ROLES)
-            raise ValueError(f"{which.format(number)} has the unknown role {turn['role']!r}; known: {known}")
+            raise ValueError(f"message {number} has the unknown role {turn['role']!r}; known: {', '.join(ROLES)}")
         for name, value in turn.items():
             if value and (name in _BESIDE_TEXT or isinstance(value, list | dict)):
-                raise ValueError(f"{which.format(number)} has {name}, and only text can be learned")
+                raise ValueError(f"message {number} has {name}, and only text can be learned")
         if turn["role"] == "assistant" and any(turn.get(name) in (0, "0") for name in _LEARNED):
-            raise ValueError(f"{which.format(number)} is not to be learned, and all answers are")
+            raise ValueError(f"message {number} is not to be learned, and all answers are")
         if turn["role"] == "assistant" and not turn["content"].strip():
-            raise ValueError(f"{which.format(number)} is an empty answer")
+            raise ValueError(f"message {number} is an empty answer")
     return [{"role": turn["role"], "content": turn["content"]} for turn in turns]
 
 

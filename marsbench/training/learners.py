@@ -1,6 +1,5 @@
 """The objectives as a training meets them: what each of them trains, by which loss, and how it is saved."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,7 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from marsbench.training.adapter_files import write_adapter, write_head
 from marsbench.training.gated import GatedAdapter, HeadToTrain, cast_once, gated_loss
-from marsbench.training.medusa import MedusaHeads, head_accuracy, medusa_loss
+from marsbench.training.medusa import MedusaHeads, medusa_loss
 from marsbench.training.objectives import ar_loss, block_diffusion_loss, mars_loss
 from marsbench.training.stages import Objective, Recipe
 
@@ -44,10 +43,6 @@ class Learner:
 
     def save(self, folder: Path, base: str) -> None:
         """Write what the `Trainer` does not; `base` is where the model lies, as seen from the checkpoint."""
-
-    def measures(self, batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
-        """How good it is on batches that it has not seen, where that is no matter of the loss."""
-        return {}
 
 
 class _Mars(Learner):
@@ -94,9 +89,6 @@ class _Medusa(Learner):
     def save(self, folder: Path, base: str) -> None:
         self.model.save_pretrained(folder)
         self._heads.save(folder)
-
-    def measures(self, batches: Iterable[dict[str, Tensor]]) -> dict[str, float]:
-        return head_accuracy(self._heads, self.model, batches)
 
 
 class _Gated(Learner):

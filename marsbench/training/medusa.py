@@ -4,7 +4,6 @@ Head k reads the hidden state that the model's own LM head reads at position t, 
 that turns its output into logits is the model's own, frozen like the rest ("Medusa-1").
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -55,40 +54,17 @@ def medusa_loss(heads: nn.Module, input_ids: Tensor, labels: Tensor, *, backbone
     `heads` are `MedusaHeads` (or a distributed wrapper around some) above a frozen `backbone`; batches are as in
     `objectives`. A scalar tensor.
     """
-    total = torch.zeros((), device=input_ids.device)
-    for head, (logits, targets) in enumerate(_guesses(heads, input_ids, labels, backbone)):
-        total = total + _DECAY**head * F.cross_entropy(logits.float(), targets)
-    return total
-
-
-@torch.inference_mode()
-def head_accuracy(
-    heads: MedusaHeads, backbone: PreTrainedModel, batches: Iterable[dict[str, Tensor]]
-) -> dict[str, float]:
-    """How often each head's top guess is the token of the text: {"head_1_accuracy": ...}, shares from 0 to 1."""
-    hits, guesses = [0] * len(heads), [0] * len(heads)
-    for batch in batches:
-        on_device = {name: values.to(backbone.device) for name, values in batch.items()}
-        for head, (logits, targets) in enumerate(_guesses(heads, **on_device, backbone=backbone)):
-            hits[head] += int((logits.argmax(-1) == targets).sum())
-            guesses[head] += len(targets)
-    return {f"head_{head + 1}_accuracy": hits[head] / guesses[head] for head in range(len(heads))}
-
-
-def _guesses(
-    heads: nn.Module, input_ids: Tensor, labels: Tensor, backbone: PreTrainedModel
-) -> list[tuple[Tensor, Tensor]]:
-    """Head by head: logits [n, V] and the tokens [n] that they should name."""
     with torch.no_grad():
         decoder: nn.Module = backbone.get_decoder()  # type: ignore[no-untyped-call]
         hidden = decoder(input_ids=input_ids, use_cache=False).last_hidden_state
     states = heads(hidden)
     lm_head: nn.Module = backbone.get_output_embeddings()  # type: ignore[no-untyped-call]
-    guesses = []
+    total = torch.zeros((), device=input_ids.device)
     for head in range(states.shape[2]):
         ahead = head + 2
         # A head speaks where the model itself has a response token to predict, and the token it names is one too.
         both = (labels[:, 1:-1] != IGNORED)[:, : -head or None] & (labels[:, ahead:] != IGNORED)
         row, column = both.nonzero(as_tuple=True)
-        guesses.append((lm_head(states[row, column, head]), labels[row, column + ahead]))
-    return guesses
+        logits = lm_head(states[row, column, head])
+        total = total + _DECAY**head * F.cross_entropy(logits.float(), labels[row, column + ahead])
+    return total

@@ -29,7 +29,7 @@ class TrainingRecord:
     seconds: float  # wall time of training, interruptions not counted
     loss: float  # mean over the last logging interval
     losses: list[float] = field(default_factory=list)  # mean over every logging interval, all of the same length
-    measures: dict[str, float] = field(default_factory=dict)  # what else was measured, such as the accuracy of heads
+    measures: dict[str, float] = field(default_factory=dict)  # what else was measured, such as acceptance
     base_weights: str | None = None  # of an adapter: SHA-256 of the weights of the model that it was trained on
 
     @property

@@ -1,9 +1,8 @@
 """What a stage starts from: tokenizer and weights, and its data in the order to train in."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.errors import UserError
@@ -11,13 +10,11 @@ from marsbench.forward.limits import vocabulary_of
 from marsbench.progress import Say
 from marsbench.training import checkpoints, data
 from marsbench.training.chat_data import read_chat_data
-from marsbench.training.data import Collator, TrainingData, TrainingSequence
+from marsbench.training.data import TrainingData, TrainingSequence
 from marsbench.training.learners import LEARNERS
 from marsbench.training.stages import Recipe
 from marsbench.training.tokenizer import build_tokenizer, prepare_for_chat
 from marsbench.world import difficulty
-
-_HELD_OUT, _HELD_OUT_SEED = 256, 500_000  # conversations that no stage is trained on
 
 
 def weights_of(recipe: Recipe, parent: Path | None) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, str | None]:
@@ -75,12 +72,3 @@ def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, say: Say) -> tup
     order = data.in_batches(drawn, sizes, budget.batch_size, seed=recipe.seed)
     weights = data.timestep_weights(len(order), recipe.seed) if recipe.variant.weighs_by_timestep else None
     return TrainingData(sequences, order, sum(tokens[index] for index in order), weights), measures
-
-
-def held_out(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Iterator[dict[str, Tensor]]:
-    """Batches of conversations that no stage has been trained on, where the world makes them."""
-    level, size = difficulty(recipe.difficulty), recipe.budget.batch_size
-    count = 0 if recipe.pretrained else _HELD_OUT
-    drawn = data.taught("conversations", tokenizer, count, _HELD_OUT_SEED + recipe.seed, level)
-    collate = Collator(tokenizer.pad_token_id, tokenizer.eos_token_id)
-    yield from (collate(drawn[first : first + size]) for first in range(0, len(drawn), size))

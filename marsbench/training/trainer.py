@@ -42,7 +42,7 @@ from marsbench.training.learners import LEARNERS, Learner
 from marsbench.training.memory import Fitting, at_hand, keep_freed_memory
 from marsbench.training.records import TrainingRecord
 from marsbench.training.stages import Recipe
-from marsbench.training.starting import data_of, held_out, weights_of
+from marsbench.training.starting import data_of, weights_of
 
 # Told at every log step of (step, steps, loss, tokens per second).
 OnLog = Callable[[int, int, float, float], None]
@@ -110,7 +110,7 @@ def _train(
             provenance={**started, "processes": arguments.world_size, **(fitting.facts() if fitting else {})},
             parameters=parameters, steps=arguments.max_steps, tokens=data.tokens, seconds=meter.seconds,
             loss=meter.loss, losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
-            measures=measures | learner.measures(held_out(recipe, tokenizer)),
+            measures=measures,
             base_weights=None if learner.saves_model else started_from, weights=records.weights_hash(finished),
         )  # fmt: skip
         records.publish(record, finished, folder)
