@@ -107,7 +107,8 @@ def reproduced(tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path
     with FileLock(f"{folder}.lock"):
         if not (folder / "reports").exists():
             shutil.copytree(micro_checkpoints, folder / "runs" / "micro" / "checkpoints")
-            done = CliRunner().invoke(app, ["reproduce", "table2", "--scale", "micro", "--output", str(folder)])
+            words = ["reproduce", "table2", "--scale", "micro", "--jobs", "1", "--output", str(folder)]
+            done = CliRunner().invoke(app, words)
             assert done.exit_code == 0, done.output
     return folder
 

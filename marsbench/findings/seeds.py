@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TextLossRow, TrainingRow
+from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
 
 BySeed = Mapping[int, Sequence[Row]]  # training seed -> the rows of a page; the seed that the page shows comes first
 
@@ -65,7 +65,6 @@ _PLACES: dict[type[Row], tuple[str, ...]] = {
     EvaluationRow: ("arm", "benchmark"),
     SweepRow: ("contender", "batch_size"),
     TrainingRow: ("stage", "block_size"),
-    TextLossRow: ("stage",),
     StepCostRow: (),
 }
 _TOGETHER: dict[type[Row], dict[str, Callable[[Any], Any]]] = {
@@ -74,6 +73,5 @@ _TOGETHER: dict[type[Row], dict[str, Callable[[Any], Any]]] = {
         **dict.fromkeys(("emitted", "row_forwards", "seconds"), _sums),
         **{"correct": _means, "baselines": _baselines},
     },
-    TextLossRow: {"nats": _sums},
     StepCostRow: {"seconds": _joined, "memory": _joined},
 }

@@ -231,16 +231,6 @@ class GenerationRow(_OfLine):
 
 
 @dataclass(frozen=True)
-class TextLossRow(Row):
-    """How well one stage's model predicts plain text of the world that no stage has met; an entry per text."""
-
-    kind: ClassVar[str] = "text_loss"
-    stage: str
-    nats: list[float] = field(default_factory=list)  # negative log-likelihood of what follows the problem of a text
-    tokens: list[int] = field(default_factory=list)  # how many tokens that is
-
-
-@dataclass(frozen=True)
 class ServingRow(Row):
     """A lap of a server: one policy under one load. Only what requests came to together is kept: there are thousands.
 

@@ -9,19 +9,19 @@ from pathlib import Path
 
 from marsbench.findings.between_lines import emits, emits_more, more_accurate
 from marsbench.findings.cells import BENCHMARKS, PUBLISHED_SCALES, Cells, done_cells, latest_cells, published_average
-from marsbench.findings.claims import TIMES, Claim, Finding, Measured, number
+from marsbench.findings.claims import Claim, Finding, Measured, number
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line
 from marsbench.rendering.claims import tested
 from marsbench.rendering.figures import Labelled, labelled_figure, line_on, shared_benchmarks
 from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import laid_out
-from marsbench.rows.kinds import Row, TextLossRow
+from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound, Verdict
-from marsbench.statistics.intervals import Estimate, paired_difference, ratio_of_totals
+from marsbench.statistics.intervals import Estimate, paired_difference
 from marsbench.studies.lines import AR_SFT, BLOCK_SIZES, mars, mars_name
-from marsbench.studies.study import Study, TablePage, measured_by
+from marsbench.studies.study import Study, TablePage
 from marsbench.studies.table2 import PLAN as TABLE2
 
 _OF_TABLE2 = {line.name: line for line in TABLE2.lines}
@@ -34,7 +34,6 @@ PLAN = TablePlan(
     own="Regime",
 )
 
-HARDLY_MORE = Bound(high=1.05)
 ROOM_ON_EACH, ENOUGH = Bound(40.0, 97.0), 4
 BETWEEN = f"between {ROOM_ON_EACH.low:g} and {ROOM_ON_EACH.high:g}"
 # Accuracy in % of an answer of the right form, drawn at random. BBH: two puzzles of yes or no, one of seven days.
@@ -77,11 +76,6 @@ def above_chance(seeds: BySeed) -> tuple[str, Verdict]:
     return ", ".join(near) or "none", "does not hold" if below_chance else "open" if near else "holds"
 
 
-def _text_loss(rows: Sequence[Row]) -> Measured:
-    nats = {row.stage: row.nats for row in rows if isinstance(row, TextLossRow) and row.status == "done"}
-    return Measured(ratio_of_totals(nats["ar_sft"], nats["base"]) if nats.keys() >= {"base", "ar_sft"} else None)
-
-
 # Accuracies within a margin: two one-sided tests, by one interval. Lines of Table 2 have the paper's numbers there.
 CRITERIA = (
     more_accurate(
@@ -97,12 +91,8 @@ CRITERIA = (
         measure=partial(_accuracy, benchmarks=list(BENCHMARKS)),
         published=lambda scale: published_average(TABLE2, AR_SFT.name, scale, "accuracy"),
     ),
-    Claim(
-        text="Gentle: AR SFT hardly unlearns the base's text", bound=HARDLY_MORE, unit=TIMES,
-        compared="loss on held-out text, AR SFT over base", measure=_text_loss,
-    ),
     emits(
-        PLAN, UNTRAINED_MASKS.name, HARDLY_MORE, "Masks are new: before MARS training they settle next to nothing"
+        PLAN, UNTRAINED_MASKS.name, Bound(high=1.05), "Masks are new: before MARS training they settle next to nothing"
     ),
     more_accurate(
         TABLE2, AR_SFT.name, "base", "Fine-tuning has something to teach, at least 5 points", "taught",
@@ -158,9 +148,6 @@ STUDY = Study(
     place=0,
     in_paper=False,
     plan=PLAN,
-    measure=measured_by("marsbench.studies.regime.measuring", "text_losses"),
-    kinds=(TextLossRow,),
-    in_world=True,
     sections=laid_out(__package__, _slots, PLAN),
     claims=CRITERIA[-1:],
 )
