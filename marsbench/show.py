@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
 from itertools import groupby
 from pathlib import Path
-from textwrap import TextWrapper
 from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.text import Text
 
 from marsbench import world
 from marsbench.errors import UserError
-from marsbench.files import check_can_be_written
+from marsbench.files import check_can_be_written, write_atomically
 
 if TYPE_CHECKING:  # what is only drawn again needs no model
-    from matplotlib.figure import Figure
     from transformers import PreTrainedTokenizerBase
 
     from marsbench.answering import Answering
@@ -25,10 +25,6 @@ if TYPE_CHECKING:  # what is only drawn again needs no model
 # Two light shades that differ in brightness too, so that neither color vision nor a gray printer matters.
 SHADES = ("#dbe9f6", "#f0a830")
 _COLUMNS = 88  # characters per line of the image
-_WRAPPER = TextWrapper(
-    _COLUMNS, expand_tabs=False, replace_whitespace=False, drop_whitespace=False, break_on_hyphens=False
-)
-_CELL_WIDTH, _CELL_HEIGHT = 0.095, 0.24  # inches per character
 
 
 @dataclass(frozen=True)
@@ -91,56 +87,17 @@ def shaded(generation: Shown, *, color: bool = True) -> Text:
     return Text.assemble(*((piece, f"black on {SHADES[number % 2]}") for number, piece in enumerate(pieces)))
 
 
-def draw(generations: list[Shown], file: Path) -> None:
-    """Write the generations, one under the other, as an image; the ending of `file` chooses the format."""
-    check_image(file)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    drawing(generations).savefig(file, dpi=150)
-
-
 def check_image(file: Path) -> None:
-    """Refuse an image of a kind that cannot be drawn, or that cannot be written, before anything is decoded for it."""
-    from matplotlib.figure import Figure
-
-    kinds = sorted(Figure().canvas.get_supported_filetypes())
-    if file.suffix.lower().removeprefix(".") not in kinds:
-        what, fix = f"no image can be drawn with the ending {file.suffix!r}", f"choose among {', '.join(kinds)}"
-        raise UserError(what, where=str(file), fix=fix)
+    """Refuse an image that is no SVG, or that cannot be written, before anything is decoded for it."""
+    if file.suffix.lower() != ".svg":
+        raise UserError(f"no image can be drawn with the ending {file.suffix!r}", where=str(file), fix="choose .svg")
     check_can_be_written(file, "--image")
 
 
-def drawing(generations: Sequence[Shown]) -> Figure:
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
-
-    blocks = [(generation.summary, _lines(generation.pieces)) for generation in generations]
-    rows = max(1, sum(len(lines) + 2 for _, lines in blocks))
-    figure = Figure(figsize=(_COLUMNS * _CELL_WIDTH, rows * _CELL_HEIGHT))
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(-1, _COLUMNS + 1), ylim=(rows, 0))
-    axes.axis("off")
-    row = 1.0
-    for title, lines in blocks:
-        axes.text(0, row, title, fontsize=9, fontweight="bold", va="center")
-        for line in lines:
-            row += 1
-            for column, shade, piece in line:
-                axes.add_patch(Rectangle((column, row - 0.45), len(piece), 0.9, color=SHADES[shade], linewidth=0))
-                for offset, character in enumerate(piece):
-                    axes.text(column + offset + 0.5, row, character, fontsize=9, family="monospace", ha="center",
-                              va="center", parse_math=False)  # fmt: skip
-        row += 2
-    return figure
-
-
-def _lines(pieces: Sequence[tuple[int, str]]) -> list[list[tuple[int, int, str]]]:
-    """Wrap the pieces between words: lines of (column, shade, text)."""
-    shades = iter([number % 2 for number, (_, piece) in enumerate(pieces) for _ in piece])
-    lines = []
-    for paragraph in "".join(piece for _, piece in pieces).split("\n"):
-        for line in _WRAPPER.wrap(paragraph) or [""]:
-            runs = groupby(zip(range(len(line)), shades, strict=False), key=lambda at: at[1])  # no shade too many
-            shaded = [(shade, [column for column, _ in run]) for shade, run in runs]
-            lines.append([(columns[0], shade, line[columns[0] : columns[-1] + 1]) for shade, columns in shaded])
-        next(shades, None)  # the line break's
-    return lines
+def draw(generations: Sequence[Shown], file: Path) -> None:
+    """Write the generations, one under the other, as an SVG."""
+    console = Console(record=True, width=_COLUMNS, file=StringIO())
+    for generation in generations:
+        console.print(generation.summary, style="bold", highlight=False)
+        console.print(shaded(generation), "\n")
+    write_atomically(file, console.export_svg(title="marsbench show").encode())

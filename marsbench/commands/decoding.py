@@ -25,7 +25,7 @@ def show(
     ] = None,
     threshold: Annotated[float, typer.Option(help="Confidence for methods that take one.")] = 0.95,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of the answer.")] = 96,
-    image: Annotated[Path | None, typer.Option(help="Also draw it: FILE.png, .svg or .pdf.")] = None,
+    image: Annotated[Path | None, typer.Option(help="Also draw it, as FILE.svg.")] = None,
 ) -> None:
     """Print an answer with the tokens of one forward pass shaded together (the paper's Figure 1)."""
     if prompt is not None and not prompt.strip():
