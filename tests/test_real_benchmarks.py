@@ -300,7 +300,7 @@ def test_settings_of_other_types_are_named(first: Any, second: Any) -> None:
         file.write_text("\n".join(lines))
         with pytest.raises(UserError) as raised:
             local_data.dataset(folder, {"train": "train.jsonl"}, {"kwargs": "settings"})
-    assert raised.value.where in (f"{file}, line 3", f"{file}, line 4") and raised.value.fix
+    assert raised.value.where.startswith(str(file)) and raised.value.fix
 
 
 @pytest.mark.parametrize(("names", "settings"), [

@@ -292,7 +292,6 @@ def test_training_from_a_pretrained_base(spare_rows: int, grown: int, tmp_path: 
     assert record is not None and record.steps == 2
     assert len(record.losses) == 2 and all(math.isfinite(loss) for loss in record.losses)
     assert record.recipe["pretrained"]["base"] == str(base)
-    assert record.measures == {"conversations": 6, "conversations_left_out": 0}
     names = {path.name.rpartition("-")[0] for path in folder.parent.iterdir()}
     assert names == {"ar_sft", "mars-b4"}, "the base is not trained"
 
@@ -552,7 +551,7 @@ def test_a_missing_or_damaged_base_is_one_clear_line(shipping: Preset, tmp_path:
         with pytest.raises(UserError, match="the shipped base is damaged"):
             of(shipping, tmp_path).path(TrainedStage(stage, None))
     (folder / records.RECORD).write_text("{")
-    with pytest.raises(UserError, match="the shipped base cannot be read"):
+    with pytest.raises(UserError, match=r"(?s)the file is damaged.*--from-scratch"):
         of(shipping, tmp_path).path(TrainedStage("base", None))
     shutil.rmtree(folder)
     with pytest.raises(UserError, match=r"(?s)the shipped base is missing.*--from-scratch"):

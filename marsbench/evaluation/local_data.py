@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from marsbench.errors import UserError
+from marsbench.errors import UserError, told_to_user
 from marsbench.json_lines import read_lines
 
 if TYPE_CHECKING:  # the registry of benchmarks imports this module, and is read without datasets
@@ -52,20 +51,9 @@ def _split(data_dir: str, name: str, columns: tuple[tuple[str, str], ...], id_co
     file, mend = local_file(Path(data_dir), name), f"every line needs {', '.join(column for column, _ in columns)}"
     kind = TypedDict("Question", {column: _KINDS[kind] for column, kind in columns})  # type: ignore[misc]
     records = read_lines(file, kind, what="a question", mend=mend, unique=id_column)
-
-    def error(count: int) -> Exception | None:
-        """What keeps the first lines from being one table."""
-        try:
-            Dataset.from_list(records[:count])
-        except (ArrowException, OverflowError) as error:
-            return error
-        return None
-
-    if error(len(records)):
-        line = bisect_left(range(len(records)), True, key=lambda count: error(count + 1) is not None) + 1
-        what = f"this line's values are of other types than those before: {error(line)}"
-        raise UserError(what, where=f"{file}, line {line}", fix="write the same type in every line")
-    return Dataset.from_list([record | {DATA_DIR: data_dir} for record in records])
+    what, fix = "values of one setting are of several types", "write the same type in every line"
+    with told_to_user(what, ArrowException, OverflowError, where=file, fix=fix):
+        return Dataset.from_list([record | {DATA_DIR: data_dir} for record in records])
 
 
 def local_file(data_dir: Path, name: str) -> Path:

