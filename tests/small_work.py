@@ -71,11 +71,6 @@ def sleep_long(folder: Path, made: Sequence[Any]) -> Any:
     time.sleep(600)
 
 
-def who(folder: Path, made: Sequence[Any]) -> str:
-    """The GPUs that this process may use."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "")
-
-
 def wait_for_word(folder: Path, made: Sequence[Any]) -> str:
     """The first to do this waits for ever, and the next one not at all; gives the node's name."""
     here = os.environ[NODE]

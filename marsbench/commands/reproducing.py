@@ -19,7 +19,6 @@ def plan(
     sweep: Annotated[bool, typer.Option("--sweep", help="Not a table, but what `marsbench sweep` would do.")] = False,
     grid: shared.GridFile = None,
     quick: shared.Quick = False,
-    gpus_per_training: shared.GpusPerTraining = 1,
 ) -> None:
     """Say what reproducing a table, or a sweep, would take, without running anything or asking a hub.
 
@@ -41,7 +40,7 @@ def plan(
         parts = sweep_tables(read_grid(grid or shipped_grid(start.scale), quick=quick), chosen)
     else:
         wanted = studies_of_paper() if name == "all" else [study_of(name)]
-        parts = work_tables(wanted, chosen, gpus=gpus_per_training)
+        parts = work_tables(wanted, chosen)
         if name == "all":
             parts.insert(0, f"The whole paper at scale {chosen.scale}")
         elif line_plan := wanted[0].plan:
@@ -59,7 +58,6 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="With all, table5, table6: the sweep's quick grid.")] = False,
     jobs: shared.Jobs = None,
     cluster: shared.ClusterAddress = None,
-    gpus_per_training: shared.GpusPerTraining = 1,
 ) -> None:
     """Measure one of the paper's tables or figures, a page of our own, or the whole paper, and write the page.
 
@@ -101,11 +99,11 @@ def reproduce(
 
     executor = executor_of(run, jobs=jobs, cluster=cluster)
     if what == "all":
-        reproduce_all(run, executor, quick=quick, gpus=gpus_per_training)
+        reproduce_all(run, executor, quick=quick)
         index = whole_paper_folder(start.output, start.scale) / "index.md"
         typer.echo(f"the pages: {run.workspace.reports}\nthe index: {index}")
         return
-    page = reproduce_page(what, run, executor, quick=quick, gpus=gpus_per_training)
+    page = reproduce_page(what, run, executor, quick=quick)
     if page is None:
         typer.echo(f"answered part {start.shard}; when all parts are, the same command without --shard writes the page")
         return

@@ -47,9 +47,6 @@ ClusterAddress = Annotated[
         "--cluster", metavar="auto|ADDRESS", help="Work on a Ray cluster: the one of this machine, or at an address."
     ),
 ]
-GpusPerTraining = Annotated[
-    int, typer.Option(min=1, help="GPUs of one machine that each training of a real model gets, through accelerate.")
-]
 OwnPromptFile = Annotated[
     Path | None,
     typer.Option(

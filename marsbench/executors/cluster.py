@@ -1,4 +1,4 @@
-"""A Ray cluster: a CPU or a GPU for each task, several GPUs of one node for some, a whole node for what is timed.
+"""A Ray cluster: a CPU or a GPU for each task, a whole node for what is timed.
 
 A task is handed over once all that it comes after have ended, and with what they made; Ray decides where and when it
 runs, and keeps what is timed waiting until its node is free. Only what was asked for a cluster imports this.
@@ -65,20 +65,12 @@ class Cluster(Executor):
         _check(nodes, self.logs)
         self.gpus = sum(node.gpus for node in nodes)
         self.workers = self.gpus or sum(node.cpus for node in nodes)
-
-    def open(self, tasks: Sequence[Task]) -> None:
-        """See `Executor.open`; `UserError` where no node has the GPUs that a task wants."""
-        most = max(node.gpus for node in _nodes())
-        if self.gpus and most < max(task.gpus for task in tasks):
-            raise UserError(
-                f"no node of the cluster has the GPUs that a training wants: they have {most} at most",
-                fix="choose a smaller --gpus-per-training",
-            )
         self._cwd, self._running = Path.cwd(), dict[Any, tuple[Task, str]]()  # result to be -> task, node that it has
 
     def start(self, task: Task, made: Sequence[Any]) -> bool:
         """Hand a task over; one that is to be alone gets all of a node that no other has, False while there is none."""
-        place, how = "", {"num_cpus": 1, "num_gpus": task.gpus if self.gpus else 0, "scheduling_strategy": "SPREAD"}
+        place = ""
+        how: dict[str, Any] = {"num_cpus": 1, "num_gpus": min(self.gpus, 1), "scheduling_strategy": "SPREAD"}
         if task.alone:
             taken = {node for _, node in self._running.values()}
             free = [node for node in _nodes() if node.id not in taken and (node.gpus or not self.gpus)]

@@ -34,8 +34,6 @@ class Local(Executor):
         """The processes share so many GPUs, or have a core each; `preload` names what every task imports."""
         self.workers, self.logs, self._gpus = workers, logs, gpus
         self._context = import_ahead(preload)
-
-    def open(self, tasks: Sequence[Task]) -> None:
         self._idle, self._pools = list(range(self.workers)), dict[int, ProcessPoolExecutor]()
         self._running = dict[Future[Ended], tuple[Task, int]]()
         self._ours, self._theirs = self._context.Pipe(duplex=False)
@@ -50,12 +48,12 @@ class Local(Executor):
 
     def start(self, task: Task, made: Sequence[object]) -> bool:
         """Start a task in an idle lane, or, if it is to be alone and nothing runs, in a process of its own."""
-        takes_all, others = _takes_all(task), [running for running, _ in self._running.values()]
-        has_room = not others if takes_all else self._idle and not any(map(_takes_all, others))
+        others = [running for running, _ in self._running.values()]
+        has_room = not others if task.alone else self._idle and not any(other.alone for other in others)
         if not has_room:
             return False
-        lane = _ALONE if takes_all else self._idle.pop(0)
-        if takes_all and self._gpus:  # who idles meanwhile would keep the memory of its GPU
+        lane = _ALONE if task.alone else self._idle.pop(0)
+        if task.alone and self._gpus:  # who idles meanwhile would keep the memory of its GPU
             for idle in [*self._pools]:
                 self._pools.pop(idle).shutdown()
         if lane not in self._pools:
@@ -106,10 +104,6 @@ class Here(Executor):
 
 
 _ALONE = -1  # the lane of what is to be alone
-
-
-def _takes_all(task: Task) -> bool:
-    return task.alone or task.gpus > 1
 
 
 def import_ahead(preload: Sequence[str]) -> BaseContext:

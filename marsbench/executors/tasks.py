@@ -31,7 +31,6 @@ class Task(ABC):
     title: str  # what it is called on the terminal
     after: tuple[str, ...] = ()  # names of tasks; one that is not among those to do is done already
     seconds: float = 0.0  # what it may take, roughly: what the most work waits for starts first
-    gpus: int = 1  # all of one machine; counts where there are GPUs
     alone: bool = False  # it times something: nothing may run beside it on its machine
 
     @abstractmethod
@@ -174,7 +173,7 @@ class Order:
 
 
 class Executor(ABC):
-    """Carries out tasks, on processes here or on nodes."""
+    """Carries out one list of tasks, on processes here or on nodes."""
 
     workers: int  # how many tasks run at a time
     tries: int  # of a task whose process or node was lost
@@ -187,7 +186,6 @@ class Executor(ABC):
         few times. Closing the iterator early ends all tasks that run.
         """
         order, losses = Order(tasks), Counter[str]()
-        self.open(tasks)
         try:
             while order:
                 for task in order.ready:
@@ -207,9 +205,6 @@ class Executor(ABC):
                     yield ended
         finally:
             self.close()
-
-    def open(self, tasks: Sequence[Task]) -> None:  # noqa: B027
-        """Get ready for some tasks; nothing runs yet."""
 
     @abstractmethod
     def start(self, task: Task, made: Sequence[Any]) -> bool:

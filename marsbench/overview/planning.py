@@ -77,9 +77,9 @@ def sweep_tables(grid: Grid, scale: Preset) -> list[Table | str]:
     ]
 
 
-def work_tables(studies: Sequence[Study], scale: Preset, *, gpus: int = 1) -> list[Table | str]:
-    """The work behind some studies from nothing, and what waits for what; a training takes so many GPUs."""
-    tasks = tasks_of(studies, scale, Known(scale), workers=_WORKERS[scale.pretrained is not None], gpus=gpus)
+def work_tables(studies: Sequence[Study], scale: Preset) -> list[Table | str]:
+    """The work behind some studies from nothing, and what waits for what."""
+    tasks = tasks_of(studies, scale, Known(scale), workers=_WORKERS[scale.pretrained is not None])
     listed, groups, rows = {task.name: task.listed for task in tasks}, defaultdict[str, list[RunTask]](list), []
     for task in tasks:
         groups[task.listed].append(task)
@@ -96,4 +96,4 @@ def work_tables(studies: Sequence[Study], scale: Preset, *, gpus: int = 1) -> li
 
 
 def _hours_of(tasks: Sequence[RunTask], digits: int = 2) -> str:
-    return f"{sum(task.seconds * task.gpus for task in tasks) / 3600:,.{digits}f}"
+    return f"{sum(task.seconds for task in tasks) / 3600:,.{digits}f}"

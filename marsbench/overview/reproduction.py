@@ -19,10 +19,8 @@ from marsbench.studies import pages, studies_of_paper, study_of
 from marsbench.studies.study import Study
 
 
-def reproduce_page(name: str, run: Run, executor: Executor, *, quick: bool = False, gpus: int = 1) -> Path | None:
+def reproduce_page(name: str, run: Run, executor: Executor, *, quick: bool = False) -> Path | None:
     """Measure what a page lacks and write it, with its rows; None where only a part of the questions was answered.
-
-    The executor gives each training so many GPUs.
 
     Raises:
         UserError: if there is no page of that name.
@@ -33,7 +31,7 @@ def reproduce_page(name: str, run: Run, executor: Executor, *, quick: bool = Fal
             f"{study.name} chooses between lines, on a training seed that no other page has",
             fix=f"give --seed {study.plan.seed}",
         )
-    made = carry_out([study], run, executor, quick=quick, gpus=gpus)
+    made = carry_out([study], run, executor, quick=quick)
     return _write_page(study, run, made[study.key], quick=quick)
 
 
@@ -48,14 +46,14 @@ def _named(run: Run, label: str) -> Workspace:
     return replace(run.workspace, variant="-".join(filter(None, names)))
 
 
-def reproduce_all(run: Run, executor: Executor, *, quick: bool = False, gpus: int = 1) -> None:
+def reproduce_all(run: Run, executor: Executor, *, quick: bool = False) -> None:
     """Every page of the paper in turn, then those on the whole of it; see `reproduce_page`.
 
     Raises:
         UserError: at the end, if pages could not be made; it names them, and the others are there.
     """
     wanted = studies_of_paper()
-    made = carry_out(wanted, run, executor, quick=quick, gpus=gpus)
+    made = carry_out(wanted, run, executor, quick=quick)
     failed: dict[str, UserError] = {}
     for number, study in enumerate(wanted, 1):
         run.reporter.say(f"page {number} of {len(wanted)}: {study.key}")

@@ -52,14 +52,14 @@ class PageTask(RunTask):
 
 def tasks_of(
     wanted: Sequence[Study], scale: Preset, known: Known, *,
-    workers: int, quick: bool = False, gpus: int = 1, shard: tuple[int, int] = (1, 1),
+    workers: int, quick: bool = False, shard: tuple[int, int] = (1, 1),
 ) -> list[RunTask]:  # fmt: skip
     """All that some studies lack, each task behind those that it comes after.
 
     `shard` is (i, n) of all questions and contenders: only the whole is scored.
     """
     stages = [stage for study in wanted for stage in study.trains(scale, quick)]
-    trained = trainings(stages, scale, known, gpus=gpus if scale.pretrained else 1)
+    trained = trainings(stages, scale, known)
     asked = {asked.place: asked for study in wanted for asked in _cells(study, known)}
     tasks: list[RunTask] = [*trained, *answers(asked.values(), trained, scale, known, workers=workers, shard=shard)]
     pages = [study for study in wanted if study.grid is not None or shard == (1, 1)]
@@ -123,7 +123,7 @@ class FromRun(Known):
 
 
 def carry_out(
-    wanted: Sequence[Study], run: Run, executor: Executor, *, quick: bool = False, gpus: int = 1
+    wanted: Sequence[Study], run: Run, executor: Executor, *, quick: bool = False
 ) -> dict[str, list[Row] | UserError]:
     """Do all that some studies lack.
 
@@ -135,7 +135,7 @@ def carry_out(
     if not wanted:
         return refused
     alone = isinstance(executor, Here)  # and says itself what it does
-    how: dict[str, Any] = {"workers": 0 if alone else executor.workers, "quick": quick, "gpus": gpus}
+    how: dict[str, Any] = {"workers": 0 if alone else executor.workers, "quick": quick}
     known = FromRun(run)
     planned, settings = tasks_of(wanted, run.scale, known, **how, shard=run.shard), settings_of(run)
     tasks = [replace(task, settings=settings) for task in planned]

@@ -106,17 +106,11 @@ class TrainTask(RunTask):
 
     def do(self, run: Run) -> Made:
         """Train it now, unless the one that it starts from is missing."""
-        import torch
-
         from marsbench.running.checkpoints import Checkpoints
-        from marsbench.running.train_on_many import is_launched, train_on_many
 
         if run.failures:
             raise UserError("; ".join(dict.fromkeys(run.failures.values())), fix="mend that first")
-        processes, checkpoints = min(self.gpus, torch.cuda.device_count()), Checkpoints(run)
-        if processes > 1 and not is_launched() and checkpoints.record(self.trained) is None:
-            train_on_many(self, processes, run.workspace.logs)
-        checkpoints.path(self.trained)
+        Checkpoints(run).path(self.trained)
         return Made(trained=self.trained)
 
 
@@ -193,7 +187,7 @@ class Known:
         return 0
 
 
-def trainings(wanted: Iterable[TrainedStage], scale: Preset, known: Known, *, gpus: int = 1) -> list[TrainTask]:
+def trainings(wanted: Iterable[TrainedStage], scale: Preset, known: Known) -> list[TrainTask]:
     """What is to be trained for some checkpoints, parents first, each after the one that it starts from."""
     found: dict[TrainedStage, TrainTask] = {}
     for trained, parent in parents_first([stage for stage in wanted if is_ours(stage, scale)], scale).items():
@@ -201,7 +195,7 @@ def trainings(wanted: Iterable[TrainedStage], scale: Preset, known: Known, *, gp
             found[trained] = TrainTask(
                 name=f"training-{trained.slug}", title=f"training {trained.title}",
                 after=after([parent], found.values()) if parent else (),
-                seconds=training_s(trained, scale) / gpus, gpus=gpus, trained=trained,
+                seconds=training_s(trained, scale), trained=trained,
             )  # fmt: skip
     return list(found.values())
 
