@@ -223,6 +223,7 @@ def test_digests_and_budgets() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("brief_training")
 def test_the_page_is_made_and_made_once(output: Path) -> None:
     """Guards against a study whose lines, checkpoints or race do not fit together, and rows that are made anew."""
     arguments = ["reproduce", "real-model", "--scale", "micro", "--limit", "4", "--jobs", "1", "--output", str(output)]
