@@ -13,7 +13,7 @@ def tasks_dir() -> Path:
     Raises:
         UserError: if neither exists, that is, if the installation is incomplete.
     """
-    # The wheel's copy goes first: beside an installed package, a folder called `tasks` is somebody else's.
+    # The wheel's copy goes first: beside an installed package, a folder called `tasks` is of another package.
     for folder in (PACKAGE / "_tasks", PACKAGE.parent / "tasks"):
         if folder.is_dir():
             return folder

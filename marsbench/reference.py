@@ -51,7 +51,7 @@ def blocks_of_responses(response: Tensor, block_size: int) -> Tensor:
 
 
 def blocks_of_sequence(length: int, block_size: int) -> Tensor:
-    """The same as released: counted from the start of the sequence, so that a block may begin in the prompt."""
+    """Blocks as released: counted from the start of the sequence, so that a block may begin in the prompt."""
     return torch.arange(length) // block_size
 
 

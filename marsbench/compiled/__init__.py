@@ -1,1 +1,1 @@
-"""The same loop in fixed shapes, so that a whole step can be compiled."""
+"""The decode loop in fixed shapes, so that a whole step can be compiled."""

@@ -143,7 +143,7 @@ def _mean(effect: Callable[..., Estimate], factor: float = 1.0) -> Callable[[Sha
 
 
 def _published(plan: TablePlan, lines: Sequence[str], metric: str, effect: Callable[..., float]) -> Published:
-    """The same effect between the paper's averages; None unless it has them all."""
+    """An effect between the paper's averages; None unless it has them all."""
 
     def published(scale: str) -> float | None:
         averages = [published_average(plan, line, scale, metric) for line in lines]
@@ -153,7 +153,7 @@ def _published(plan: TablePlan, lines: Sequence[str], metric: str, effect: Calla
 
 
 def _published_gap(plan: TablePlan, first: Sequence[str], second: Sequence[str], scale: str) -> float | None:
-    """The same mean difference of two curves from the paper's numbers, benchmarks weighing the same."""
+    """The mean difference of two curves from the paper's numbers, benchmarks weighing the same."""
     speeds, heights = (
         {line.name: published_values(plan, line, scale, metric) for line in plan.lines}
         for metric in ("tokens_per_forward", "accuracy")

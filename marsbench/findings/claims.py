@@ -108,7 +108,7 @@ class Claim:
     prepared: Callable[[Sequence[Row]], Sequence[Row]] = list  # what is worked out of one seed's rows first
     check: bool = False  # whether it cannot come out otherwise unless something is broken
     untestable: str = ""  # why small models on a processor cannot test it, where they cannot
-    beside: "tuple[tuple[str, Claim], ...]" = ()  # what is shown beside its number and judged by nobody, with its words
+    beside: "tuple[tuple[str, Claim], ...]" = ()  # what is shown beside its number and not judged, with its words
 
     @property
     def papers(self) -> bool:
@@ -153,7 +153,7 @@ class Claim:
         )
 
     def with_beside(self, seeds: Iterable[Sequence[Row]]) -> Finding:
-        """The same, with what is shown beside it."""
+        """A finding with what is shown beside it."""
         every = list(seeds)
         return replace(
             self.over(every),

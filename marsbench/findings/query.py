@@ -73,7 +73,7 @@ def ranked(rows: Iterable[Row], wanted: Iterable[Row]) -> Callable[[Row], Any]:
 
     It is finished; of the root with most of the `wanted` rows, of equal ones the newer; of most questions; the newest.
     The root of a row is the first training of its checkpoint's lineage: where a recipe was trained twice, the lines of
-    a page are thereby of one lineage, as far as that has them.
+    a page are so of one lineage, as far as that has them.
     """
     made = [row for row in rows if isinstance(row, TrainingRow) and row.checkpoint]
     trainings = {row.checkpoint: row for row in made} | {row.decoded: row for row in made}

@@ -6,7 +6,7 @@ where they lie, or packed copies of them, and writes nothing to the model; on a 
 Whatever else hangs on a model, or is one, runs through its own modules.
 
 A batch asks for its decoder once, when it begins: `decoder_of` looks at the model, and brings up to date what is kept
-of its weights. Until the batch has ended, nobody may hang anything on the model or write to it; steps do not look.
+of its weights. Until the batch has ended, do not write to the model or add hooks to it: steps do not look.
 """
 
 from collections.abc import Callable, Sequence

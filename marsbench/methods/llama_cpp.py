@@ -65,7 +65,7 @@ class LlamaCpp(OutsideMethod):
 
 @dataclass(frozen=True)
 class LlamaCppLookup(LlamaCpp):
-    """The same with llama.cpp's own prompt lookup, as its Python package has it."""
+    """llama.cpp with its own prompt lookup, as its Python package has it."""
 
     name = "llama-cpp-lookup"
 

@@ -1,7 +1,7 @@
 """The numbers that the MARS paper published (arXiv 2604.07023), and the one way to read them.
 
 They lie beside this file in `reference.jsonl`, one value per line, as printed in the paper. Nothing measured
-here is ever mixed with them: whoever shows one says that it is published.
+here is ever mixed with them: a page that shows one says that it is published.
 """
 
 from dataclasses import dataclass, fields

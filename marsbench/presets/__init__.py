@@ -11,8 +11,8 @@ import yaml
 
 from marsbench.errors import UserError, check_known
 
-DEFAULT_SCALE = "mini"  # where nobody names one; its pages lie in reports/ itself
-DEFAULT_BLOCK_SIZE = 4  # B where nobody says otherwise, the paper's main setting
+DEFAULT_SCALE = "mini"  # without --scale; its pages lie in reports/ itself
+DEFAULT_BLOCK_SIZE = 4  # B without --block-size, the paper's main setting
 _FILES = resources.files(__package__)
 
 
@@ -148,7 +148,7 @@ class Preset:
         return self.pretrained.base if ready is None and self.pretrained and stage == "base" else ready
 
     def with_checkpoints(self, given: Sequence[str], *, train_all: bool = False) -> "Preset":
-        """The same scale with `STAGE=CHECKPOINT` entries for its published ones, or in place of all (`train_all`)."""
+        """This scale with `STAGE=CHECKPOINT` entries for its published ones, or in place of all (`train_all`)."""
         published = {} if train_all else {**self.published}
         for entry in given:
             stage, _, checkpoint = entry.partition("=")
@@ -169,7 +169,7 @@ class Preset:
         self, *, base: str | None = None, chat_data: str | None = None, steps: int | None = None,
         batch_size: int | None = None, head: HeadKind | None = None,
     ) -> "Preset":  # fmt: skip
-        """The same scale with another base, chat data or draft head, or with every stage's budget changed."""
+        """This scale with another base, chat data or draft head, or with every stage's budget changed."""
         if self.pretrained is None and (base or chat_data):
             fix = f"leave --base and --chat-data out, or choose a scale of {', '.join(scales_with_chat_data())}"
             raise UserError(f"scale {self.scale} trains its own base on the embedded world, not on chat data", fix=fix)

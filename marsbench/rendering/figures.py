@@ -34,7 +34,7 @@ _LETTERS, _LETTERS_BELOW = 60, 100  # of a name in one line, and below all panel
 
 @contextmanager
 def drawn_alike() -> Iterator[None]:
-    """Figures made and saved in a `with` block look the same whoever draws them, down to the bytes."""
+    """Figures made and saved in a `with` block look the same on every machine, down to the bytes."""
     import matplotlib
 
     with matplotlib.rc_context({"svg.hashsalt": "marsbench", "font.size": 9.0}):

@@ -260,7 +260,7 @@ class ServingRow(Row):
     emitted: int = 0  # tokens of all answers, each up to its EOS, which counts once
     forwards: int = 0  # forward passes that each took part in, one added to the other
     tau: float = 1.0  # mean over answers of the lowest that each was decoded with; 1 = none, lossless
-    right: int | None = None  # answers that are right; None where nobody looked
+    right: int | None = None  # answers that are right; None where they were not scored
     first_token: list[float] = field(default_factory=list)  # until it came
     per_token: list[float] = field(default_factory=list)  # per token after the first, of answers that have more
     whole: list[float] = field(default_factory=list)  # until the last token

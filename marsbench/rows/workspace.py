@@ -65,7 +65,7 @@ class Workspace:
         write_atomically(self.store / _PAGES, (json.dumps(names, indent=0) + "\n").encode())
 
     def variants(self) -> "list[Workspace]":
-        """The same folders for everything of this scale that has rows, the scale's own benchmarks first."""
+        """The folders of everything of this scale that has rows, the scale's own benchmarks first."""
         folder = self.root / "results" / self.scale
         names = sorted(path.name for path in folder.glob("*") if path.is_dir())
         return [replace(self, variant=name) for name in ("", *names)]

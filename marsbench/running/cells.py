@@ -17,7 +17,7 @@ from marsbench.running.plans import Asked
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded
 
-_DTYPE = "float32"  # in which everything is decoded unless somebody says otherwise
+_DTYPE = "float32"  # of weights and caches, unless a line says otherwise
 
 
 class Cells:

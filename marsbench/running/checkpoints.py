@@ -109,7 +109,7 @@ class Checkpoints:
 
     @contextmanager
     def others_may_fail(self, trained: TrainedStage) -> Iterator[None]:
-        """A checkpoint that somebody else has published may be gone, or lack what a method needs."""
+        """A published checkpoint may be gone, or lack what a method needs."""
         try:
             yield
         except UserError as error:

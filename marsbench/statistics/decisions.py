@@ -12,7 +12,7 @@ from typing import Literal
 from marsbench.statistics.intervals import LEVEL, Estimate, Interval, reach
 
 SIGNIFICANT = 1 - LEVEL
-SMALLEST_P = 1e-9  # below which nobody asks how small a p is
+SMALLEST_P = 1e-9  # a p below it is shown as this
 
 Verdict = Literal["holds", "does not hold", "open", "not run"]
 

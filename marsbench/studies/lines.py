@@ -80,7 +80,7 @@ def drafting(stage: str, words: str, window: int) -> Line:
 
 
 def headed(kind: str, window: int) -> Line:
-    """The same whose adapter has a draft head behind it."""
+    """AR SFT with an adapter that has a draft head behind it."""
     return drafting(f"mars_gated_{kind}", f"an adapter and {HEADS[kind]} behind it", window)
 
 
