@@ -122,7 +122,7 @@ def test_keys_open_what_they_are_for() -> None:
     assert [status(key, "/v1/speed", "PUT", **both) for key in ("one", "knob")] == [401, 200]
     assert status("knob", **both) == 200
     assert [status(key, "/v1/speed", "PUT", speed_key="knob") for key in ("", "knob")] == [401, 200]
-    assert status("", speed_key="knob") == 200 and status("one", "/v1/speed", "PUT", **keys, lock_speed=True) == 403
+    assert status("", speed_key="knob") == 200
     basic = {"authorization": "Basic " + base64.b64encode(b"me:two").decode()}
     assert ask(None, "/v1/models", "GET", basic, **keys)[0] == 200
     assert ask(None, "/v1/models", "GET", {"authorization": "Basic two"}, **keys)[0] == 401
@@ -222,23 +222,6 @@ def test_one_answer_that_fails_ends_its_siblings() -> None:
 
     (status, _, raw), after = asyncio.run(tried())
     assert status == 500 and b"no memory" in raw and [type(one) for one in after] == [Cancel, Cancel]
-
-
-def test_a_stream_says_that_it_is_alive() -> None:
-    """Guards against proxies that cut a stream which waits, and comments in an answer that comes at once."""
-
-    async def tried(stream: bool) -> bytes:
-        client = MadeUp(answers=False, ping=1e-9)
-        task = asyncio.create_task(asked(client, AT, {"prompt": "ab", "stream": stream}))
-        while not client.sent:
-            await asyncio.sleep(0.01)
-        client._look()
-        await asyncio.sleep(0.05)
-        ending = Ending("length", 1, 1, None, (1, 1))
-        client._take(Report(State(), [], {client.sent[0].id: [[65]]}, [(client.sent[0].id, ending)]))
-        return (await task)[2]
-
-    assert asyncio.run(tried(True)).startswith(b": ping\n\ndata: {") and b"ping" not in asyncio.run(tried(False))
 
 
 def test_routes_that_clients_look_for() -> None:

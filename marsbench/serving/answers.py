@@ -20,7 +20,6 @@ from marsbench.serving.wire import ApiError, ChatRequest, CompletionRequest, eve
 T = TypeVar("T")
 Body = dict[str, Any]
 AnyRequest = ChatRequest | CompletionRequest
-PING = b": ping\n\n"  # a comment, which clients pass over
 
 
 class Choice(Stream):
@@ -158,9 +157,7 @@ class Completion:
         self._choices: list[Choice] = []
 
     async def _news(self) -> AsyncGenerator[tuple[Choice, list[list[int]], bool], None]:
-        """What comes for each choice, which counts as waiting before it is read: tokens of forwards, and whether it has
-        ended; neither is a sign that the server is alive.
-        """
+        """What comes for each choice: the tokens of forwards, and whether it has ended."""
         body, engine, news = self._body, self._answers.engine, asyncio.Event()
         with ExitStack() as stack:
             with engine.let_in((body.n or 1) * (1 if isinstance(body, ChatRequest) else len(body.prompts))):
@@ -175,11 +172,11 @@ class Completion:
                 await news.wait()
                 news.clear()
                 for choice in [*left]:
-                    ending, is_quiet, pieces = choice.ending, choice.is_quiet, choice.take()
+                    ending, pieces = choice.ending, choice.take()
                     ended = isinstance(ending, Ending)
                     if ended:
                         left.remove(choice)
-                    if pieces or ended or is_quiet:
+                    if pieces or ended:
                         yield choice, pieces, ended
                     if isinstance(ending, ApiError):
                         raise ending
@@ -209,8 +206,8 @@ class Completion:
                     if rest := choice.writer.close():
                         chunks.append(self._chunk(choice, rest))
                     chunks.append(self._chunk(choice, "", finish=choice.finish))
-                if chunks or not pieces:
-                    yield b"".join(map(event, chunks)) or PING
+                if chunks:
+                    yield b"".join(map(event, chunks))
         last = self._head | {"choices": [], "usage": self._usage()}
         yield (event(last) if self._options.include_usage else b"") + event("[DONE]")
 

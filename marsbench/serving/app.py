@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from prometheus_client import generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -109,7 +110,7 @@ class Routes:
         return Json({"version": __version__})
 
     async def metrics(self, _: Request) -> Response:
-        return Response(self._engine.metrics.page(), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(self._engine.metrics.registry), media_type="text/plain; version=0.0.4")
 
     async def speed(self, _: Request) -> Response:
         engine = self._engine

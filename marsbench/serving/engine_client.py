@@ -74,11 +74,9 @@ class Stream:
         self.ending: Ending | ApiError | None = None  # nothing more will come
         self.stopped = False  # whether it came to a stop string, which the engine knows nothing of
         self.last: float | None = None  # `time.perf_counter()` of the latest token
-        self.told, self.is_quiet = time.perf_counter(), False  # the latest news; whether they were of silence
 
     def put(self, pieces: list[list[int]]) -> None:
         self._pieces += pieces
-        self.told = time.perf_counter()
         if not self._whole:
             self._news.set()
 
@@ -87,13 +85,9 @@ class Stream:
         self.ending = self.ending or ending
         self._news.set()
 
-    def say_quiet(self) -> None:
-        self.told, self.is_quiet = time.perf_counter(), True
-        self._news.set()
-
     def take(self) -> list[list[int]]:
         """The tokens of each forward since the last time; before an ending is heeded, nothing must be left of it."""
-        pieces, self._pieces, self.is_quiet = self._pieces, [], False
+        pieces, self._pieces = self._pieces, []
         return pieces
 
 
@@ -169,7 +163,8 @@ class EngineClient:
         """The engine is gone: tell every client, and start another unless that has not helped before."""
         self._hang_up()
         self.ready, self.state = None, State()
-        self.metrics.lost()
+        self.metrics.take(Report(self.state))
+        self.metrics.counters["marsbench:engine_restarts"].inc()
         for stream in self._streams.values():
             why = "the engine process has ended; nothing of this request is left"
             stream.end(ApiError(500, why, code="engine_lost"))
@@ -197,7 +192,7 @@ class EngineClient:
         self.over.set()
 
     def _look(self) -> None:
-        """End an engine that has work and says nothing, and requests that take too long; keep streams alive."""
+        """End an engine that has work and says nothing, and requests that take too long."""
         if timer := self._timers.get("look"):
             timer.cancel()
         self._timers["look"] = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
@@ -213,8 +208,6 @@ class EngineClient:
             if now - stream.job.arrived > self.settings.deadline:
                 self._send(Cancel(stream.job.id))
                 stream.end(ApiError(504, f"no answer within {self.settings.deadline:g} seconds", code="deadline"))
-            elif self.settings.ping and now - stream.told > self.settings.ping:
-                stream.say_quiet()
 
     # ---- what is let in ----
 
@@ -236,7 +229,7 @@ class EngineClient:
         if count > most:
             raise ApiError.wrong(f"{count} answers are asked for at once, of {most} at most", "prompt")
         if self.queued + count > most:
-            self.metrics.counted["marsbench:requests_rejected"] += count
+            self.metrics.counters["marsbench:requests_rejected"].inc(count)
             raise ApiError(
                 429, f"{self.queued} requests wait already, of {most} at most", code="queue_full", retry_after=1
             )
@@ -253,14 +246,14 @@ class EngineClient:
         for stream in streams:
             self._streams[stream.job.id] = stream
             self._queued.add(stream.job.id)
-            self.metrics.counted["vllm:prompt_tokens"] += len(stream.job.prompt_ids)
+            self.metrics.counters["vllm:prompt_tokens"].inc(len(stream.job.prompt_ids))
             self._send(stream.job)
         try:
             yield
         finally:
             for stream in streams:
                 if stream.ending is None:
-                    self.metrics.counted["marsbench:requests_cancelled"] += 1
+                    self.metrics.counters["marsbench:requests_cancelled"].inc()
                     self._send(Cancel(stream.job.id))
                 del self._streams[stream.job.id]
 
@@ -280,32 +273,31 @@ class EngineClient:
             self._channel.send(message)
 
     def _take(self, report: Report) -> None:
-        now = time.perf_counter()
+        now, times = time.perf_counter(), self.metrics.times
         self.state = report.state
         self.metrics.take(report)
         self._queued.difference_update(report.started)
         for number in report.started:
             if stream := self._streams.get(number):
-                self.metrics.queued.observe(now - stream.job.arrived)
+                times["vllm:request_queue_time_seconds"].observe(now - stream.job.arrived)
         for number, pieces in report.tokens.items():
             count = sum(map(len, pieces))
-            self.metrics.counted["vllm:generation_tokens"] += count
+            self.metrics.counters["vllm:generation_tokens"].inc(count)
             if stream := self._streams.get(number):
                 if stream.last is None:
-                    self.metrics.first_token.observe(now - stream.job.arrived)
+                    times["vllm:time_to_first_token_seconds"].observe(now - stream.job.arrived)
                 else:
                     for _ in range(count):
-                        self.metrics.per_token.observe((now - stream.last) / count)
+                        times["vllm:inter_token_latency_seconds"].observe((now - stream.last) / count)
                 stream.last = now
                 stream.put(pieces)
         for number, ending in report.ended:
             self._queued.discard(number)
             if stream := self._streams.get(number):
                 self._deaths = self._deaths if ending.failure else 0
-                self.metrics.whole.observe(now - stream.job.arrived)
-                self.metrics.ended[
-                    "error" if ending.failure else "length" if ending.finish == "length" else "stop"
-                ] += 1
+                times["vllm:e2e_request_latency_seconds"].observe(now - stream.job.arrived)
+                why = "error" if ending.failure else "length" if ending.finish == "length" else "stop"
+                self.metrics.ended.labels(self.settings.name, why).inc()
                 stream.end(ApiError(500, ending.failure, code="engine_failure") if ending.failure else ending)
 
     # ---- the end ----

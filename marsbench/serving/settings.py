@@ -54,7 +54,6 @@ class Settings:
         "Asked for by every route but /health and /ping; may be given several times, or once in MARSBENCH_API_KEY.", ()
     )
     speed_key: str | None = option("The only key that turns the knobs.")
-    lock_speed: bool = option("Keep the knobs as they are.", False)
     allowed_host: tuple[str, ...] = option(
         "A name by which clients may call the server, beside localhost and --host; * is any [default: * where other "
         "machines are let in].", (),
@@ -66,7 +65,6 @@ class Settings:
     max_body: int = option("Bytes of a request's body at most.", 4 * 2**20, least=1)
     max_connections: int = option("Connections at once at most; more are told 503.", 1024, least=1)
     read_timeout: float = option("Seconds that a body may take to come.", 20.0, least=0)
-    ping: float = option("Seconds after which a silent stream says that it is alive; 0: never.", 15.0, least=0)
     deadline: float = option("Seconds that an answer may take.", 3600.0, least=0)
     hang_timeout: float = option("Seconds until a busy engine without a word is started anew.", 120.0, least=0)
     drain: float = option("Seconds that answers in flight have at the end.", 30.0, least=0)
