@@ -10,13 +10,8 @@ DATA = Path(__file__).resolve().parent / "data" / "smollm2"
 HIDDEN, LAYERS, HEADS, KEY_HEADS, INNER = 64, 2, 2, 1, 96
 
 
-def write_gguf(file: Path, *, cut: str = "smollm") -> Path:
-    """Write the file: matrices in Q4_1, embeddings in Q8_0, tied, EOS and padding the same token, as the real one has.
-
-    Args:
-        file: where.
-        cut: what it calls the way that text is cut before merging.
-    """
+def write_gguf(file: Path) -> Path:
+    """Write it: matrices in Q4_1, embeddings in Q8_0, tied, EOS and padding the same token, as the real one has."""
     import gguf
 
     random = np.random.default_rng(0)
@@ -30,7 +25,7 @@ def write_gguf(file: Path, *, cut: str = "smollm") -> Path:
     writer.add_rope_freq_base(100_000.0)
     writer.add_rope_dimension_count(HIDDEN // HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
-    tokens = _vocabulary(writer, cut)
+    tokens = _vocabulary(writer)
     size = HIDDEN // HEADS
     shapes = {"attn_q": (HIDDEN, HIDDEN), "attn_k": (KEY_HEADS * size, HIDDEN), "attn_v": (KEY_HEADS * size, HIDDEN)}
     shapes |= {"attn_output": (HIDDEN, HIDDEN), "ffn_gate": (INNER, HIDDEN), "ffn_up": (INNER, HIDDEN)}
@@ -55,13 +50,13 @@ def write_gguf(file: Path, *, cut: str = "smollm") -> Path:
     return file
 
 
-def _vocabulary(w: Any, cut: str) -> int:
+def _vocabulary(w: Any) -> int:
     """Write the tokenizer; returns how many tokens it has."""
     said = json.loads((DATA / "vocabulary.json").read_text(encoding="utf-8"))
     merged = ["".join(merge.split(" ")) for merge in said["merges"]]
     tokens = [*said["control"], *said["bytes"], *merged]
     w.add_tokenizer_model("gpt2")
-    w.add_tokenizer_pre(cut)
+    w.add_tokenizer_pre("smollm")
     w.add_token_list(tokens)
     w.add_token_types([3] * len(said["control"]) + [1] * (len(tokens) - len(said["control"])))
     w.add_token_merges(said["merges"])

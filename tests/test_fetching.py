@@ -29,7 +29,7 @@ from marsbench.evaluation.benchmarks import benchmark, load_tasks
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.fetching import fetch as fetch_module
 from marsbench.fetching import models
-from marsbench.fetching.fetch import fetch, from_gguf, with_mask
+from marsbench.fetching.fetch import fetch, with_mask
 from marsbench.hub import VARIABLES
 from marsbench.training import checkpoints
 from marsbench.training.chat_data import read_chat_data
@@ -239,13 +239,6 @@ def test_nothing_half_made_stays(message: str, world: Path, tmp_path: Path, monk
         fetch(f"{NAME}-gguf", lambda _: None)
     assert "\n" not in raised.value.what and raised.value.fix
     assert [file.name for file in tmp_path.iterdir() if not file.name.endswith(".lock")] == []
-
-
-def test_text_cut_in_an_unknown_way_is_refused(tmp_path: Path) -> None:
-    """Guards against a tokenizer that is nearly right."""
-    with pytest.raises(UserError, match="llama-bpe"):
-        from_gguf(write_gguf(tmp_path / "other.gguf", cut="llama-bpe"), tmp_path / "made", "<reponame>")
-    assert not (tmp_path / "made").exists()
 
 
 # ---- the scale that is made of it

