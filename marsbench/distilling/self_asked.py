@@ -22,17 +22,10 @@ _PLACE = "~the question~"
 
 
 def self_asked(answering: Answering, wanted: int, out: Path, reporter: Reporter, *, seed: int = 0) -> Path:
-    """Have a model ask so many questions, and write them as prompts, one a line; a file that is there stays.
+    """Have a model ask so many questions, no two alike, and write them as prompts, one a line.
 
-    Args:
-        answering: the checkpoint, by a lossless method.
-        wanted: questions, no two of them alike.
-        out: JSON Lines.
-        reporter: tells how far it is.
-        seed: from which every question has its own.
-
-    Raises:
-        UserError: the model asks too little that is a question.
+    A file that is there stays. Every question has a seed of its own, from `seed`. `UserError` where the model asks too
+    little that is a question.
     """
     if out.exists():
         return out

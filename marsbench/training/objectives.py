@@ -146,18 +146,9 @@ def _streams(
 ) -> tuple[dict[str, Any], Tensor, Tensor]:  # fmt: skip
     """Both streams in one row: the clean tokens that enter the model, then the noisy copies of those that need one.
 
-    Args:
-        model: what they go through.
-        clean: integer [N, L], the tokens as they are.
-        noise: integer [N, L], the tokens of the noisy stream.
-        enters: bool [N, L], which tokens matter to the loss at all.
-        copied: bool [N, L], which of them need a noisy copy.
-        block: integer [N, L], the block of each token.
-        bidirectional: let tokens of one block and stream see each other both ways.
-
-    Returns:
-        keyword arguments of a transformers model, S entries a row; and integer [N, L], where a clean token stands in
-        its row, and where its noisy copy does, if it has one.
+    All tensors are [N, L]: tokens of both streams, which of them matter to the loss at all (`enters`), which of these
+    need a noisy copy, and their blocks. Returns keyword arguments of a transformers model, S entries a row; and integer
+    [N, L], where a clean token stands in its row, and where its noisy copy does, if it has one.
     """
     length = clean.shape[1]
     wanted = torch.cat([enters, enters & copied], dim=1)
@@ -217,14 +208,8 @@ def nll_at(
     distributed wrappers keep synchronising gradients. Where the logits would fill the memory, the head itself makes
     them a chunk at a time, and once more on the way back: inside `forward`, where wrappers hold its weights whole.
 
-    Args:
-        model: what the inputs go through.
-        row: integer [n], of the entries.
-        column: integer [n].
-        targets: integer [n].
-        change: what a draft head makes of the entries' states [n, H] before the LM head reads them.
-        more: [n, r] and [V, r], whose product a draft head adds to the logits.
-        inputs: of the model's forward pass.
+    `row` and `column`, integer [n], are the entries' places in the inputs. Of a draft head, `change` is what it makes
+    of their states [n, H] before the LM head reads them, and `more`, [n, r] and [V, r], has a product for the logits.
     """
     alone: Any = getattr(model, "module", model)  # without a distributed wrapper
     head: Any = alone.get_output_embeddings()

@@ -23,15 +23,9 @@ def blocks_of_sequence(response: Tensor, block_size: int) -> Tensor:
 def blocks_of_responses(response: Tensor, block_size: int, ahead: Tensor | int = 0) -> Tensor:
     """Blocks of a sequence, where the first of every response begins with the response's first token.
 
-    A prompt is a block of its own, however long; so no block holds tokens of both kinds.
-
-    Args:
-        response: bool [N, L], the tokens of responses; several of them in a conversation of several turns.
-        block_size: B, in tokens.
-        ahead: integer [N, 1], by how many tokens each row's first block of a response is shorter; below B.
-
-    Returns:
-        integer [N, L], from 0, never falling along a row.
+    A prompt is a block of its own, however long; so no block holds tokens of both kinds. `response`, bool [N, L], marks
+    the tokens of responses, `block_size` is B in tokens, and `ahead`, integer [N, 1] below B, says by how many tokens
+    each row's first block of a response is shorter. Returns integer [N, L], from 0, never falling along a row.
     """
     place = torch.arange(response.shape[1], device=response.device)
     turns = response != response.roll(1, 1)
@@ -71,15 +65,9 @@ def needs_noisy_copy(response: Tensor, block: Tensor, *, bidirectional: bool = F
     """Which tokens look different in the noisy stream, so that it must hold a copy of them.
 
     A token does when it is masked itself or when it can see a mask of its own block; every other token sees the same
-    content in both streams and its states are equal.
-
-    Args:
-        response: bool [N, L], the tokens that the noisy stream masks.
-        block: integer [N, L], the block of each token, never falling along a row.
-        bidirectional: whether a token also sees later tokens of its block.
-
-    Returns:
-        bool [N, L].
+    content in both streams and its states are equal. `response`, bool [N, L], marks the tokens that the noisy stream
+    masks, `block`, integer [N, L], never falls along a row, and `bidirectional` says whether a token also sees later
+    tokens of its block. Returns bool [N, L].
     """
     copied = block.where(response, -1).cummax(1).values == block
     if bidirectional:
