@@ -81,6 +81,8 @@ def test_callbacks_may_do_as_they_like(golden_models: Models, prompts: list[list
 
     desk = Desk(golden_models["mars"], on_tokens=hang_up)
     desk.batch.join({index: Request(prompts[index], 40, 0.7) for index in range(3)})
+    with pytest.raises(UserError, match="in flight"):
+        desk.batch.join({2: Request([4], 5)})
     desk.run()
     assert desk.done[1].finish == "cancelled" and desk.done[1].tokens == alone[1][: len(desk.done[1].tokens)]
     assert [desk.done[index].tokens for index in (0, 2)] == [alone[0], alone[2]]

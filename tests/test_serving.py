@@ -171,17 +171,6 @@ def test_the_knob_turns_a_running_request(server: Running) -> None:
         server.call("/v1/speed", {"threshold": 0.95}, "PUT")
 
 
-def test_who_fixes_tau_keeps_it(server: Running) -> None:
-    """Guards against a knob that turns what a request has fixed."""
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(server.complete, prompt=PROMPT, max_tokens=400, threshold=0.9, ignore_eos=True)
-        for number in range(30):
-            server.call("/v1/speed", {"threshold": number % 2 / 2}, "PUT")
-        said = asked.result()["usage"]["marsbench"]
-    server.call("/v1/speed", {"threshold": 0.95}, "PUT")
-    assert said["threshold"] == [0.9, 0.9] and said["method"] == "mars" and said["block_size"] == [4, 4]
-
-
 # ---- the wire
 def test_the_wire(server: Running) -> None:
     """Guards against framing and chunks that clients stumble over, and foreign errors."""

@@ -9,10 +9,9 @@ import pytest
 import tools
 import torch
 from test_host_reads import Reads
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from marsbench.compiled.fixed import Fixed, Steps, static_step
+from marsbench.compiled.fixed import Steps
 from marsbench.compiled.graphs import Graphs, why_not
 from marsbench.decoding.engine import Batch, Method
 from marsbench.decoding.generation import Generation, Meter, Request
@@ -136,30 +135,6 @@ def test_a_step_reads_one_packed_tensor(what: str, model: LlamaForCausalLM, give
         with Reads() as reads:
             batch.step()
         assert reads.count.total() == 1, dict(reads.count)
-
-
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept between steps is not mixed with tensors that are no more than shapes."""
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-
-
-@pytest.mark.parametrize("what", SETTINGS)
-def test_a_step_looks_at_no_value(what: str, model: LlamaForCausalLM, given: dict[str, Any], traced: None) -> None:
-    """Guards against a hidden read: of a fake tensor, which has a shape and no values, any read raises."""
-    batch = in_flight(model, method_of(what, given))
-    assert isinstance(batch._place, Fixed) and batch._place.stand is not None
-    with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
-        packed = static_step(batch.decoder, batch.method, batch._place.stand)
-    assert packed.shape[0] == 4 and packed.shape[1] > 2
-
-
-def test_an_eager_step_does(model: LlamaForCausalLM, given: dict[str, Any], traced: None) -> None:
-    """The test above can fail."""
-    batch = Batch(model, method_of("mars", given), eos_id=-1, pad_id=PAD, on_finished=lambda *_: None)
-    batch.join({0: Request([4, 5, 6], 300, 0.3)})
-    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(DataDependentOutputException):
-        batch.step()
 
 
 @pytest.mark.parametrize("what", SETTINGS)
