@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -23,30 +23,15 @@ Counted = Callable[[int, int], None]  # told how far something is: (done, of so 
 Say = Callable[[str], None]  # told a line for the user
 
 
-class Step(NamedTuple):
-    title: str
-    done: int
-    total: int
-    tokens_per_second: float = 0.0  # read, or written; 0 where they are not counted
-
-
-Follow = Callable[[Step], None]
-
-
 class Bar:
-    def __init__(
-        self, title: str, progress: Progress | None, console: Console, follow: Follow = lambda _: None,
-        *, guesses: bool = True,
-    ) -> None:  # fmt: skip
-        self._title, self._progress, self._console, self._follow = title, progress, console, follow
-        self._guesses = guesses
+    def __init__(self, title: str, progress: Progress | None, console: Console, *, guesses: bool = True) -> None:
+        self._title, self._progress, self._console, self._guesses = title, progress, console, guesses
         self._task = progress.add_task(title, total=None, note="") if progress else None
         self._printed = time.monotonic()
         # When the first update came, and what was done by then: an interrupted run's work says nothing of our speed.
         self._begun: tuple[float, int] | None = None
 
-    def update(self, done: int, total: int, note: str = "", tokens_per_second: float = 0.0) -> None:
-        self._follow(Step(self._title, done, total, tokens_per_second))
+    def update(self, done: int, total: int, note: str = "") -> None:
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=done, total=total, note=note)
             return
@@ -86,13 +71,9 @@ def all_processes() -> "PartialState":
 
 
 class Reporter:
-    """Tells the user what goes on, on standard error; of several processes, only the first speaks.
+    """Tells the user what goes on, on standard error; of several processes, only the first speaks."""
 
-    `follow` hears of every step of its bars: a process that works for another one tells it by that how far it is.
-    """
-
-    def __init__(self, follow: Follow = lambda _: None) -> None:
-        self._follow = follow
+    def __init__(self) -> None:
         self._console = Console(stderr=True, quiet=not is_first_process())
         self._said: set[str] = set()  # what must not be said twice
 
@@ -113,12 +94,12 @@ class Reporter:
         """
         if not self._console.is_terminal:
             self.say(title)
-            yield Bar(title, None, self._console, self._follow, guesses=guesses)
+            yield Bar(title, None, self._console, guesses=guesses)
             return
         columns: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
         columns += [*([TimeRemainingColumn()] if guesses else []), TextColumn("{task.fields[note]}")]
         with Progress(*columns, console=self._console, transient=True) as progress:
-            yield Bar(title, progress, self._console, self._follow)
+            yield Bar(title, progress, self._console)
 
 
 def terminal_table(

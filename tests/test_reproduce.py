@@ -114,8 +114,6 @@ def test_existing_policies(reproduced: Path, tmp_path: Path) -> None:
     invoke("eval", "--benchmark", "mini_bbh", "--scale", "micro", "--output", output)
     after = Workspace(tmp_path / "copy", "micro").row_file.read_bytes()
     assert after.startswith(before) and after.count(b"\n") == before.count(b"\n") + 1
-    refused = invoke("train", "base", "--scale", "micro", "--output", output, "--existing", "fail", code=2)
-    assert refused.exit_code == 2 and "exists already" in refused.stderr
     folder = Workspace(tmp_path / "copy", "micro").checkpoint(recipe(preset("micro"), "base"))
     weights = load_file(folder / "model.safetensors")
     written = (folder / "model.safetensors").stat().st_mtime_ns

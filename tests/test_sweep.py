@@ -126,14 +126,6 @@ def test_races_are_made_once_and_again_where_asked(swept: Path, tmp_path: Path) 
     assert [path.stat().st_mtime_ns for path in sorted(output.rglob("model.safetensors"))] == trained
 
 
-def test_shards_share_the_contenders(swept: Path, tmp_path: Path) -> None:
-    """Guards against a part without baselines, and against cells that no part measures."""
-    output = with_checkpoints(swept, tmp_path)
-    for number, contender in ((1, "mars, tau = one"), (2, "mars, tau = 0.2")):
-        run_sweep(output, "--grid", str(output / "grid.yaml"), "--shard", f"{number}/2")
-        assert {row.contender for row in rows_in(output, f"part{number}-of-2")} == {"ar", "hf-generate", contender}
-
-
 # ---------------------------------------------------------------------- interruptions
 def sweep_in_child(output: Path) -> Any:
     return forked("sweep", "--scale", "micro", "--output", output, "--grid", output / "grid.yaml")
@@ -294,7 +286,6 @@ def test_shipped_grids_race_both_forms_of_what_may_win(scale: str) -> None:
         assert quick.contenders == tuple(eager), "quick compiles nothing"
     if scale in ("0.5b", "7b"):
         assert grid.seconds(preset(scale)) < 8 * 3600 and quick.seconds(preset(scale)) < 3 * 3600
-        assert grid.backend is None, "that of the device: graphs of eager operations on CUDA"
         assert all(one in quick.contenders for one in compiled)
 
 
@@ -344,7 +335,7 @@ BAD_GRIDS: list[tuple[Any, str]] = [
     ([], "this is no grid: .*object"), (broken(contender=1), "contender: Extra"),
     (broken(contenders=5), "contenders: .*array"),
     ({name: value for name, value in SMALL.items() if name != "repeats"}, "repeats: .*required"),
-    (broken(dtype="int9"), "dtype: "), (broken(backend="magic"), "backend: "),
+    (broken(dtype="int9"), "dtype: "),
     (broken(quick={"prompts": 0}), "prompts: (.|\n)*quick"), (broken(contenders=[5]), "contenders.0: .*object"),
     (broken(contenders=[{"method": "ar"}]), "stage: .*required(.|\n)*contender 1"),
     (broken(contenders=SMALL["contenders"][:1] * 2), "two contenders are called 'ar'"),

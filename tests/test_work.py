@@ -23,16 +23,16 @@ from typer.testing import CliRunner
 
 from marsbench.cli import app
 from marsbench.errors import UserError
-from marsbench.executors import local
-from marsbench.executors.display import Display
+from marsbench.executors import display, local
+from marsbench.executors.display import shown
 from marsbench.executors.local import Local
-from marsbench.executors.tasks import Ended, Executor, Order, Task, log_of, perform, read_state
+from marsbench.executors.tasks import Ended, Executor, Order, Task, log_of, perform
 from marsbench.line import Line, TrainedStage
 from marsbench.overview import PRELOAD, reproduction
 from marsbench.overview.work import PageTask, carry_out, executor_of, tasks_of
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset
-from marsbench.progress import Reporter, Step
+from marsbench.progress import Bar, Reporter
 from marsbench.rows.kinds import EvaluationRow, Row, TrainingRow
 from marsbench.rows.workspace import Workspace
 from marsbench.running import graph
@@ -238,43 +238,31 @@ def test_processes_end_with_their_driver(by: signal.Signals, tmp_path: Path) -> 
     assert_ends(process)
 
 
-# ---- what a process says --------------------------------------------------------------------------------------------
-@dataclass(frozen=True, kw_only=True)
-class Step7(Task):
-    """Work that says how far it is."""
+class Heard(Reporter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
 
-    logs: Path
-
-    def run(self, made: Sequence[Any], reporter: Reporter) -> Any:
-        with reporter.bar("counting") as bar:
-            bar.update(7, 10, "", 50.0)
-            bar.update(8, 10, "", 50.0)  # too soon for another note
-            return read_state(self.logs, "count")
-
-    def failed(self, error: UserError) -> Any:
-        return error
+    def say(self, text: str) -> None:
+        self.lines.append(text)
 
 
-def test_a_task_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Guards against a display that knows nothing of what runs elsewhere, and a state that outlives its task."""
-    found = perform(Step7(name="count", title="", logs=tmp_path), [], tmp_path, "somewhere")
-    assert (found.node, found.value) == ("somewhere", Step("counting", 7, 10, 50.0))
-    assert read_state(tmp_path, "count") is None
-    assert "counting" in log_of(tmp_path, "count").read_text() and "counting" not in capsys.readouterr().err
-
-
-def test_the_display_puts_all_together(tmp_path: Path) -> None:
-    """Guards against tokens of one process only, tasks counted twice, and a time left that forgets what runs."""
-    display = Display(Reporter(), [do(name, nothing, tmp_path, seconds=10.0) for name in "abcd"], tmp_path)
-    half = {name: Step("", 1, 2, 40.0) for name in "bc"}
-    leaves = do("a", lambda folder, made: shutil.copy(folder / "a.state", folder / "b.state"), tmp_path)
-    perform(leaves, [], tmp_path)
-    with display:
-        assert not [*tmp_path.glob("*.state")], "what a killed run has left passes for running"
-    display._begun -= 100
-    assert display._note(half) == "2 running, 2 waiting, 80 tokens/s, about 5 min left"
-    display._ended.add("a")
-    assert display._note(half) == "2 running, 1 waiting, 80 tokens/s, about 2 min left"
+# ---- what is shown --------------------------------------------------------------------------------------------------
+def test_ends_are_shown_with_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a run of hours that never says how far it is, and a failure that only its log tells."""
+    tasks, clock = [do(name, nothing, tmp_path, title=name, seconds=10.0) for name in "abcd"], [0.0]
+    monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
+    heard, notes = Heard(), list[str]()
+    monkeypatch.setattr(Bar, "update", lambda bar, done, total, note="": notes.append(f"{done} of {total}: {note}"))
+    ends = (Ended(task.name, None, UserError("no luck") if task.name == "b" else None, "", 1.0) for task in tasks)
+    for _ in shown(ends, tasks, heard, tmp_path):
+        clock[0] += 100
+    assert notes[1:] == ["2 of 4: about 2 min left", "3 of 4: about 1 min left", "4 of 4: "]
+    assert heard.lines[:3] == [
+        "4 pieces of work",
+        "done: a, less than a minute",
+        f"failed: b: no luck (see {tmp_path}/b.log)",
+    ]
 
 
 # ---- the work of a run ----------------------------------------------------------------------------------------------
@@ -391,21 +379,6 @@ def test_questions_in_parts_make_the_row_of_the_whole(
     assert isinstance(one, list) and isinstance(other, list) and comparable(one) == comparable(other)
 
 
-def test_shards_by_processes_make_the_row_of_the_whole(tmp_path: Path, micro_checkpoints: Path) -> None:
-    """Guards against a shard that answers all questions, or scores a part of them, and parts that are no whole."""
-    asked = {"benchmarks": ("mini_gsm8k",), "limit": 5}
-    expected = carry_out([study_of("table9")], run_in(tmp_path / "whole", micro_checkpoints, **asked), Here(tmp_path))
-    run = run_in(tmp_path / "parts", micro_checkpoints, **asked)
-    for part in ((1, 2), (2, 2), (1, 1)):
-        here = Here(tmp_path)
-        page = reproduction.reproduce_page("table9", replace(run, shard=part), here)
-        assert (page is None) == (part != (1, 1))
-        assert part == (1, 1) or not run.workspace.pages
-    found = study_of("table9").query.of(run.workspace.rows)  # in the order of its page
-    whole = expected["table9"]
-    assert isinstance(whole, list) and comparable(found) == comparable(whole)
-
-
 def test_a_bad_checkpoint_fails_its_cells_and_nothing_else(tmp_path: Path, micro_checkpoints: Path) -> None:
     """Guards against lines that are quietly left out, a page lost for one of its lines, and a training for nothing."""
     run = run_in(tmp_path, micro_checkpoints, benchmarks=("mini_gsm8k",), limit=2)
@@ -475,8 +448,6 @@ def test_who_makes_again_does_it_here_and_once(
     carry_out([study_of("table9")], again, executor_of(again, jobs=2))
     assert trained == ["base", "ar_sft", "mars"]
     assert sorted(measured) == sorted(line.name for line in study_of("table9").plan.lines)  # type: ignore[union-attr]
-    with pytest.raises(UserError, match="exists already"):
-        carry_out([study_of("table9")], replace(run, existing="fail", renewed=set()), executor_of(again))
 
 
 # ---- what it takes --------------------------------------------------------------------------------------------------
@@ -487,15 +458,6 @@ def test_a_plan_shows_the_work(scale: str, wide_terminal: None) -> None:
     for line in ("training mars, B = 4 ", "answering with mars, B = 4 ", "racing Speed, 1 at once (alone)"):
         assert f"│ {line}" in done.output
     assert re.search(r"it may be: [\d,.]+ hours of one device", done.output)
-
-
-class Heard(Reporter):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
 
 
 @pytest.mark.parametrize("existing", ["reuse", "rerun"])

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 @decodes()
-@shared.starts(
-    "whose", "adapter", "stage", "block_size", "limit", "shard", "data_dir", "scale", "seed", "existing", "output"
-)
+@shared.starts("whose", "adapter", "stage", "block_size", "limit", "data_dir", "scale", "seed", "existing", "output")
 def eval_(
     start: shared.Start,
     decoding: Decoding,
@@ -62,7 +60,7 @@ def eval_(
         draft, loaded, cells = decoder.load_draft(decoding, run.reporter), start.loaded(run, decoding.dtype), Cells(run)
         for name in names:
             row = cells.cell(Asked(line, name, None), loaded, draft)
-            found.append(_as_plain(row, run.workspace.answers(row.key, run.shard)))
+            found.append(_as_plain(row, run.workspace.answers(row.key)))
             if not as_json:
                 typer.echo("\n".join(_in_words(found[-1])))
     if as_json:

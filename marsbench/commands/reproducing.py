@@ -83,7 +83,7 @@ def reproduce(
     study = study_of(what) if what != "all" else None
     if quick and study is not None and study.grid is None:
         raise UserError("--quick is the speed sweep's", fix="leave it out, or give it to marsbench sweep")
-    shared.check_cluster(cluster, jobs=jobs, shard=start.shard, existing=start.existing != "reuse")
+    shared.check_cluster(cluster, jobs=jobs, existing=start.existing != "reuse")
     if jobs != 1 and cluster is None:
         import_ahead(PRELOAD)
     run = start.run()
@@ -104,9 +104,6 @@ def reproduce(
         typer.echo(f"the pages: {run.workspace.reports}\nthe index: {index}")
         return
     page = reproduce_page(what, run, executor, quick=quick)
-    if page is None:
-        typer.echo(f"answered part {start.shard}; when all parts are, the same command without --shard writes the page")
-        return
     write_whole_paper(start.output, start.scale)
     typer.echo(f"the page: {page}")
 

@@ -57,8 +57,8 @@ PromptColumn = Annotated[str | None, typer.Option(help="Column with the prompts,
 
 # The options of `Start` that make a run and say what it trains on; the others say which checkpoint decodes.
 OF_RUN = (
-    "scale", "seed", "benchmarks", "limit", "shard", "existing", "data_dir", "train_all", "checkpoint", "output",
-    "base", "chat_data", "max_steps", "compiled",
+    "scale", "seed", "benchmarks", "limit", "existing", "data_dir", "train_all", "checkpoint", "output", "base",
+    "chat_data", "max_steps", "compiled",
 )  # fmt: skip
 
 
@@ -70,10 +70,7 @@ class Start:
     seed: int = option("Seed of initial weights and training data.", 0, least=0, most=2**32 - 1)
     benchmarks: str | None = option("Instead of the scale's own: names, `mini` or `real`, with commas between.")
     limit: int | None = option("Only the first N questions of each benchmark.", least=1)
-    shard: str | None = option(
-        "Answer only the Ith of N parts; without it, their answers are put together.", shown={"metavar": "I/N"}
-    )
-    existing: str = option("What is there already: reuse it, rerun it, or fail.", "reuse")
+    existing: str = option("What is there already: reuse it, or rerun it.", "reuse")
     data_dir: Path | None = option("Local copy of the benchmark data.", shown={"envvar": "MARSBENCH_DATA"})
     train_all: bool = option(
         "Train every stage, even where a published checkpoint or a shipped base exists.", False,
@@ -144,9 +141,7 @@ class Start:
 
     def run(self) -> Run:
         """The run; what is none of the scale's own benchmarks in full at seed 0 gets folders of its own."""
-        chosen, (first, _, last) = self.preset(), (self.shard or "1/1").partition("/")
-        if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
-            raise UserError(f"--shard {self.shard} is no part of a whole", fix="give it as I/N, from 1/N to N/N")
+        chosen = self.preset()
         if self.data_dir is not None and not self.data_dir.is_dir():
             raise UserError(
                 "there is no such folder of benchmark data", where=str(self.data_dir),
@@ -164,8 +159,7 @@ class Start:
         workspace.check_writable()
         from marsbench.running.run import Run  # heavy
 
-        part = int(first), int(last)
-        return Run(chosen, workspace, policy, seed, asked, limit, part, self.data_dir, compiled=self.compiled)
+        return Run(chosen, workspace, policy, seed, asked, limit, data_dir=self.data_dir, compiled=self.compiled)
 
 
 def takes(

@@ -1,26 +1,21 @@
 """Tasks that depend on each other, what a process does with one, and the interface behind which all are carried out."""
 
-import json
-import math
 import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from collections.abc import Generator, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.files import write_atomically
-from marsbench.json_lines import parse_json
-from marsbench.progress import Reporter, Step
+from marsbench.progress import Reporter
 
 LOOK_S = 1.0  # how long Ctrl-C may have to wait
-_NOTES_S = 2.0  # between two notes of how far a task is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,22 +58,6 @@ def log_of(logs: Path, name: str) -> Path:
     return logs / f"{name}.log"
 
 
-def _state_of(logs: Path, name: str) -> Path:
-    return logs / f"{name}.state"
-
-
-def read_state(logs: Path, name: str) -> Step | None:
-    """How far a task is, as its process notes it in a file beside its log; None where it is not running."""
-    try:
-        return Step(*parse_json(_state_of(logs, name).read_bytes(), list[Any]))
-    except (OSError, ValueError):  # a network file system may show a file that is on its way
-        return None
-
-
-def forget_state(logs: Path, name: str) -> None:
-    _state_of(logs, name).unlink(missing_ok=True)
-
-
 def perform(task: Task, made: Sequence[Any], logs: Path, node: str = "") -> Ended:
     """Carry out a task here; what it says goes to its log, and its error, if there is one, into its end.
 
@@ -91,10 +70,9 @@ def perform(task: Task, made: Sequence[Any], logs: Path, node: str = "") -> Ende
         with (
             log.open("a", encoding="utf-8", buffering=1) as stream,  # behind what an earlier try has said
             redirect_stderr(stream),
-            _followed(task, logs) as reporter,
         ):
             try:
-                value = task.run(made, reporter)
+                value = task.run(made, Reporter())
             except UserError as problem:
                 error = problem
                 print(problem, file=sys.stderr)
@@ -108,25 +86,6 @@ def perform(task: Task, made: Sequence[Any], logs: Path, node: str = "") -> Ende
         error = UserError(f"{task.title} cannot write its log: {problem.strerror or problem}", where=str(log), fix=fix)
     took = time.perf_counter() - started
     return ended_by(task, error, node, took) if error else Ended(task.name, value, None, node, took)
-
-
-@contextmanager
-def _followed(task: Task, logs: Path) -> Iterator[Reporter]:
-    """A reporter whose steps are written to a file every few seconds; once only where the task is timed."""
-    file, noted = _state_of(logs, task.name), -math.inf
-
-    def follow(step: Step) -> None:
-        nonlocal noted
-        if not task.alone and time.monotonic() - noted > _NOTES_S:
-            noted = time.monotonic()
-            with suppress(OSError):  # nothing that work should end for
-                write_atomically(file, json.dumps(step).encode())
-
-    write_atomically(file, json.dumps(Step(task.title, 0, 0)).encode())
-    try:
-        yield Reporter(follow)
-    finally:
-        file.unlink(missing_ok=True)
 
 
 # ---- all of them ----------------------------------------------------------------------------------------------------
@@ -192,7 +151,6 @@ class Executor(ABC):
                     if self.start(task, order.made(task)):
                         order.take(task)
                 for task, ended in self.ended():
-                    forget_state(self.logs, task.name)  # which is there still where its process was lost
                     losses[task.name] += ended is None
                     if ended is None and losses[task.name] < self.tries:
                         order.ready.insert(0, task)

@@ -19,8 +19,8 @@ from marsbench.studies import pages, studies_of_paper, study_of
 from marsbench.studies.study import Study
 
 
-def reproduce_page(name: str, run: Run, executor: Executor, *, quick: bool = False) -> Path | None:
-    """Measure what a page lacks and write it, with its rows; None where only a part of the questions was answered.
+def reproduce_page(name: str, run: Run, executor: Executor, *, quick: bool = False) -> Path:
+    """Measure what a page lacks and write it, with its rows.
 
     Raises:
         UserError: if there is no page of that name.
@@ -36,14 +36,12 @@ def reproduce_page(name: str, run: Run, executor: Executor, *, quick: bool = Fal
 
 
 def reproduce_sweep(study: Study, run: Run, grid: Grid, label: str = "") -> Path:
-    """Race what a grid lacks, or a shard's part of it, and write its rows and page to folders that a label names."""
-    return _publish(study, Sweep(run, grid.part(run.shard)).rows(), _named(run, label))
+    """Race what a grid lacks, and write its rows and page to folders that a label names."""
+    return _publish(study, Sweep(run, grid).rows(), _named(run, label))
 
 
 def _named(run: Run, label: str) -> Workspace:
-    part, parts = run.shard
-    names = [label, f"part{part}-of-{parts}" if parts > 1 else "", run.workspace.variant]
-    return replace(run.workspace, variant="-".join(filter(None, names)))
+    return replace(run.workspace, variant="-".join(filter(None, [label, run.workspace.variant])))
 
 
 def reproduce_all(run: Run, executor: Executor, *, quick: bool = False) -> None:
@@ -72,12 +70,10 @@ def reproduce_all(run: Run, executor: Executor, *, quick: bool = False) -> None:
         )
 
 
-def _write_page(study: Study, run: Run, made: list[Row] | UserError, *, quick: bool) -> Path | None:
+def _write_page(study: Study, run: Run, made: list[Row] | UserError, *, quick: bool) -> Path:
     if isinstance(made, UserError):
         raise made
-    if study.grid is not None:
-        return _publish(study, made, _named(run, "quick" if quick else ""))
-    return _publish(study, made, run.workspace) if run.is_whole else None
+    return _publish(study, made, _named(run, "quick" if quick and study.grid else ""))
 
 
 def _publish(study: Study, rows: Sequence[Row], workspace: Workspace) -> Path:

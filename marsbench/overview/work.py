@@ -1,19 +1,19 @@
 """The work behind some studies as one list of tasks, and the rows of pages that come of it.
 
-A plan, one shard, processes of this machine and a cluster all read that list.
+A plan, processes of this machine and a cluster all read that list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
 from marsbench.errors import UserError
-from marsbench.executors.display import Display
+from marsbench.executors.display import shown
 from marsbench.executors.local import Here
 from marsbench.executors.tasks import Ended, Executor
 from marsbench.overview import PRELOAD
@@ -45,25 +45,20 @@ class PageTask(RunTask):
 
         study = study_of(self.study)
         if study.grid is not None and self.batch_size is not None:
-            grid = study.grid(run.scale, self.quick).part(run.shard).at(self.batch_size)
+            grid = study.grid(run.scale, self.quick).at(self.batch_size)
             return Made(page=tuple(Sweep(run, grid).rows()))
         return Made(page=tuple(study.measure(run)) if study.measure else ())
 
 
 def tasks_of(
-    wanted: Sequence[Study], scale: Preset, known: Known, *,
-    workers: int, quick: bool = False, shard: tuple[int, int] = (1, 1),
-) -> list[RunTask]:  # fmt: skip
-    """All that some studies lack, each task behind those that it comes after.
-
-    `shard` is (i, n) of all questions and contenders: only the whole is scored.
-    """
+    wanted: Sequence[Study], scale: Preset, known: Known, *, workers: int, quick: bool = False
+) -> list[RunTask]:
+    """All that some studies lack, each task behind those that it comes after."""
     stages = [stage for study in wanted for stage in study.trains(scale, quick)]
     trained = trainings(stages, scale, known)
     asked = {asked.place: asked for study in wanted for asked in _cells(study, known)}
-    tasks: list[RunTask] = [*trained, *answers(asked.values(), trained, scale, known, workers=workers, shard=shard)]
-    pages = [study for study in wanted if study.grid is not None or shard == (1, 1)]
-    return [*tasks, *[task for study in pages for task in _tasks_of_page(study, scale, known, tasks, quick)]]
+    tasks: list[RunTask] = [*trained, *answers(asked.values(), trained, scale, known, workers=workers)]
+    return [*tasks, *[task for study in wanted for task in _tasks_of_page(study, scale, known, tasks, quick)]]
 
 
 def _cells(study: Study, known: Known) -> list[Asked]:
@@ -128,7 +123,7 @@ def carry_out(
     """Do all that some studies lack.
 
     Returns:
-        Key of each study -> all rows of its page, or why there are none. A shard scores no answers.
+        Key of each study -> all rows of its page, or why there are none.
     """
     refused = {study.key: said for study in wanted if (said := _refusal(study, run, quick)) is not None}
     wanted = [study for study in wanted if study.key not in refused]
@@ -137,19 +132,14 @@ def carry_out(
     alone = isinstance(executor, Here)  # and says itself what it does
     how: dict[str, Any] = {"workers": 0 if alone else executor.workers, "quick": quick}
     known = FromRun(run)
-    planned, settings = tasks_of(wanted, run.scale, known, **how, shard=run.shard), settings_of(run)
+    planned, settings = tasks_of(wanted, run.scale, known, **how), settings_of(run)
     tasks = [replace(task, settings=settings) for task in planned]
     of_pages = {task.name: task for task in tasks if isinstance(task, PageTask)}
     made = dict[str, Ended]()
-    display = nullcontext() if alone else Display(run.reporter, tasks, run.workspace.logs)
-    with closing(executor.run(tasks)) as running, display as shown:
-        for ended in running:
+    with closing(executor.run(tasks)) as running:
+        for ended in running if alone else shown(running, tasks, run.reporter, run.workspace.logs):
             made[ended.name] = ended
-            if ended.error is not None and run.existing == "fail":
-                raise ended.error
-            if shown is not None:
-                shown.end(ended)
-            elif ended.error is not None and ended.name not in of_pages:
+            if alone and ended.error is not None and ended.name not in of_pages:
                 run.reporter.say(escape(str(ended.error)))
     results = _Results(run, known, [ended.value for ended in made.values()])
     parts = {study.key: [made[name] for name, task in of_pages.items() if task.study == study.key] for study in wanted}
@@ -172,7 +162,7 @@ class _Results:
         if error := next((part.error for part in parts if part.error is not None), None):
             return error
         rows: list[Row] = [row for part in parts for row in part.value.page]
-        if study.plans and self._run.is_whole:
+        if study.plans:
             trained = self._checkpoints.trained(study.shows(self._run.scale))
             cells = _cells(study, self._known)
             answers = [self._answer(asked, f" (cell {place} of {len(cells)})") for place, asked in enumerate(cells, 1)]

@@ -50,7 +50,7 @@ class Course:
         self._dtype: torch.dtype = getattr(torch, grid.dtype)
         # The run's policy is for what is raced and timed: who races again does not want to train again.
         self._checkpoints = Checkpoints(replace(run, existing="reuse"))
-        self._backend = grid.backend or default_backend(torch.device(default_device()))
+        self._backend = default_backend(torch.device(default_device()))
         self._load = cache(load or self._checkpoint)
         # Graphs belong to one method: both are kept, so that what was compiled at one batch size serves at the
         # next, and at one threshold for all.
@@ -60,7 +60,7 @@ class Course:
         per_benchmark(grid.prompts, self.benchmarks)  # refuses what cannot be shared, before anything is trained
 
     def trainings(self) -> list[TrainingRow]:
-        return self._checkpoints.trainings(self.grid.checkpoints)
+        return self._checkpoints.trained(self.grid.checkpoints, now=True)
 
     def _checkpoint(self, stage: str, block_size: int, dtype: torch.dtype) -> Loaded:
         """A stage's checkpoint; `UserError` where there is none and training one would take days."""

@@ -50,19 +50,11 @@ class Grid:
     dtype: str = "float32"  # of weights and caches
     timeout_s: float = 900.0  # of one contender for one lap at one batch size
     positions: int = 1024  # also time forward passes of up to so many positions; 0 = none
-    backend: str | None = None  # what compiles; None = what is best on the device, as `--compile` has it
     page: str = "speedup"  # whose it is
 
     @property
     def checkpoints(self) -> list[TrainedStage]:
         return checkpoints_of(self.contenders)
-
-    def part(self, shard: tuple[int, int]) -> "Grid":
-        """The baselines and every nth of the other contenders, for one of several machines."""
-        others = [contender for contender in self.contenders if contender.name not in BASELINES]
-        mine = others[shard[0] - 1 :: shard[1]]
-        chosen = tuple(contender for contender in self.contenders if contender.name in BASELINES or contender in mine)
-        return replace(self, contenders=chosen)
 
     def at(self, batch_size: int) -> "Grid":
         """The race at one batch size; forward passes are timed with the first."""
@@ -138,9 +130,6 @@ class _Settings(TypedDict):
     dtype: NotRequired[Literal["float32", "bfloat16", "float16"]]
     timeout_s: NotRequired[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
     positions: NotRequired[Annotated[int, Field(ge=0, lt=2**31)]]
-    # Of `torch.compile`. The last two run a step as it was traced, without a compiler; on CUDA "eager" records it
-    # untraced.
-    backend: NotRequired[Literal["inductor", "aot_eager", "eager"] | None]
 
 
 # What a contender says besides the options of its method.

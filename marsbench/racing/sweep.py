@@ -49,8 +49,7 @@ class Sweep:
         return [row for cell in cells if isinstance(row := rows.get(cell.key), SweepRow)]
 
     def _missing(self, cells: Sequence[Cell]) -> list[Cell]:
-        what = "{0.name} at batch size {0.batch_size}"
-        return [cell for cell in cells if not self._run.existing_row(cell.key, SweepRow, what.format(cell))]
+        return [cell for cell in cells if not self._run.existing_row(cell.key, SweepRow)]
 
     def _race(self, cells: Sequence[Cell], log: RoundLog) -> None:
         ready, known = [], self._run.store.rows()
@@ -91,7 +90,7 @@ def _step_times(course: Course) -> StepTimeRow:
         }
 
     content = {"kind": "step_time", "weights": loaded.weights, **course.everywhere}
-    return kept(run, StepTimeRow, content, "the times of forward passes", timed)
+    return kept(run, StepTimeRow, content, timed)
 
 
 def _sweep_row(

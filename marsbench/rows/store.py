@@ -19,7 +19,7 @@ from marsbench.rows.kinds import AnyRow, EvaluationRow, Row, TrainingRow, to_jso
 PATIENCE_S = 600.0  # with another writer, who holds the lock for a moment at a time
 _MEND = "remove the line; its cell is measured again"
 
-Existing = Literal["reuse", "rerun", "fail"]  # what to do about a result that is there already
+Existing = Literal["reuse", "rerun"]  # what to do about a result that is there already
 
 
 def existing_policy(name: str) -> Existing:

@@ -34,14 +34,14 @@ class Cells:
         key = self._key(asked, *weights, loaded.dtype, answering.compiled)
         log = run.workspace.answers(key)
         if (row := self._done(key, line)) is not None:
-            if not run.must_redo(key, f"{line.label} on {asked.benchmark}", log):
+            if not run.must_redo(key):
                 return row
             for file in (log, *run.workspace.shards(key)):
                 file.unlink(missing_ok=True)
         run.reporter.say_once(answering.remark)
         exam = run.exam(asked.benchmark, asked.questions).shard(*run.shard)
         row = self._measure(line, answering, exam, key, f"{line.label}, {asked.benchmark}{said}")
-        if run.is_whole:  # one shard's answers are logged, and make a row together with the others'
+        if run.shard == (1, 1):  # one shard's answers are logged, and make a row together with the others'
             run.keep(row)
         return row
 
@@ -101,7 +101,7 @@ class Cells:
         with self._run.reporter.bar(title) as bar:
 
             def follow(done: int, asked: int) -> None:
-                bar.update(done, asked, tokens_per_second=log.emitted / (time.perf_counter() - started))
+                bar.update(done, asked, f"{log.emitted / (time.perf_counter() - started):,.0f} tokens/s")
 
             scored = answer(exam, log, answering, limit, follow)
         cuts = [one.prompt_cut for one in scored.answers]

@@ -119,14 +119,11 @@ class Checkpoints:
 
     # ---- trained ----
 
-    def trainings(self, wanted: Iterable[TrainedStage]) -> list[TrainingRow]:
-        """Those of some checkpoints that this run is to train, trained, their parents first."""
-        ours = [trained for trained in wanted if self.trains(trained)]
-        return [self.train(self.recipe(trained)) for trained in parents_first(ours, self._scale)]
-
-    def trained(self, wanted: Iterable[TrainedStage]) -> list[TrainingRow]:
-        """Those of some checkpoints that this run has trained, their parents first; nothing is trained."""
+    def trained(self, wanted: Iterable[TrainedStage], *, now: bool = False) -> list[TrainingRow]:
+        """Those of some checkpoints that this run trains, parents first: all, trained `now`, or those there are."""
         ours = parents_first([each for each in wanted if self.trains(each)], self._scale)
+        if now:
+            return [self.train(self.recipe(each)) for each in ours]
         there = [(self.recipe(each), self.record(each)) for each in ours]
         rows = [self._row(chosen, record) for chosen, record in there if record is not None]
         for row in rows:  # a checkpoint may be older than the run's rows
@@ -153,7 +150,7 @@ class Checkpoints:
         """The row of a recipe's finished checkpoint, trained now if need be (its parent's too)."""
         folder = self._workspace.checkpoint(chosen)
         record = records.finished(folder)
-        redo = record is not None and self._run.must_redo(chosen.key, f"checkpoint {chosen.name}", folder)
+        redo = record is not None and self._run.must_redo(chosen.key)
         if record is None or redo:
             with _alone_with(chosen, self._run) as waited:
                 record = records.finished(folder)
@@ -196,7 +193,7 @@ class Checkpoints:
         with self._run.reporter.bar(f"training {this.title}") as bar:
 
             def logged(step: int, steps: int, loss: float, rate: float) -> None:
-                bar.update(step, steps, f"loss {loss:.3f}{terms}, {rate:,.0f} tokens/s", rate)
+                bar.update(step, steps, f"loss {loss:.3f}{terms}, {rate:,.0f} tokens/s")
 
             record = train(chosen, folder, start, logged, self._run.reporter.say)
         self._run.reporter.say(f"trained {this.title}: loss {record.loss:.3f}{terms} after {record.seconds:.0f} s")

@@ -149,8 +149,6 @@ class AnswerTask(RunTask):
             except Unavailable as error:
                 missing[asked.place] = error.reason
             except UserError as error:
-                if run.existing == "fail":
-                    raise
                 run.reporter.say(str(error))
                 failures[asked.place] = error.reason
             except Exception as error:
@@ -218,34 +216,32 @@ def cells_of(plans: Iterable[TablePlan], known: Known, *, trained_before: bool =
 
 
 def answers(
-    wanted: Iterable[Asked], trained: Sequence[TrainTask], scale: Preset, known: Known, *,
-    workers: int, shard: tuple[int, int] = (1, 1),
-) -> list[AnswerTask]:  # fmt: skip
+    wanted: Iterable[Asked], trained: Sequence[TrainTask], scale: Preset, known: Known, *, workers: int
+) -> list[AnswerTask]:
     """What is to be answered: tasks of about the same size, each of one checkpoint, after what trains that.
 
-    Several small cells make a task; a cell that is larger than a task should be is answered in parts, unless but one
-    shard of all questions is to be answered, or there is no more than this process (0 workers).
+    Several small cells make a task; a cell that is larger than a task should be is answered in parts, unless this
+    process works alone (0 workers).
     """
     seconds, groups = dict[str, float](), defaultdict[Any, list[Asked]](list)
     for asked in wanted:
         if questions := known.questions_left(asked):
             tokens = questions * benchmark_of(asked.benchmark).answer_limit(scale.max_new_tokens)
-            seconds[asked.place] = decoding_s(tokens, scale) / shard[1]
+            seconds[asked.place] = decoding_s(tokens, scale)
             groups[asked.line.trained, asked.line.draft, asked.line.dtype].append(asked)
     size = max(_LEAST_S, sum(seconds.values()) / (_PER_WORKER * workers)) if workers else math.inf
     numbers, found = Counter[TrainedStage](), list[AnswerTask]()
     for some, parts in (piece for group in groups.values() for piece in _in_pieces(group, seconds, size)):
         line, whole = some[0].line, sum(seconds[asked.place] for asked in some)
-        shards = [(number, parts) for number in range(1, parts + 1)] if shard == (1, 1) else [shard]
-        before = after(line.needs, trained)
-        for part in [*shards, *([(1, 1)] if len(shards) > 1 else [])]:  # what is answered in parts is scored as a whole
+        before, shards = after(line.needs, trained), [(number, parts) for number in range(1, parts + 1)]
+        for part in [*shards, *([(1, 1)] if parts > 1 else [])]:  # what is answered in parts is scored as a whole
             numbers[line.trained] += 1
             scores = part not in shards
             found.append(AnswerTask(
                 name=f"answering-{line.trained.slug}-{numbers[line.trained]}",
                 title=f"answering with {line.trained.title}, piece {numbers[line.trained]}",
                 after=(*before, *[task.name for task in found[-parts:]]) if scores else before,
-                seconds=_SCORING_S if scores else whole / len(shards), cells=tuple(some), of=len(seconds), shard=part,
+                seconds=_SCORING_S if scores else whole / parts, cells=tuple(some), of=len(seconds), shard=part,
                 numbers=tuple([*seconds].index(asked.place) + 1 for asked in some),
             ))  # fmt: skip
     return found

@@ -52,11 +52,6 @@ class Run:
 
     # ---- what it asks ----
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether it answers all questions, not one part of several."""
-        return self.shard == (1, 1)
-
     def asked(self, plan: TablePlan) -> list[str]:
         names = plan.of(self.benchmarks or self.scale.benchmarks)
         if not names:
@@ -101,36 +96,28 @@ class Run:
 
     # ---- what is there already ----
 
-    def existing_row(self, key: str, kind: type[_RowKind], what: str) -> _RowKind | None:
+    def existing_row(self, key: str, kind: type[_RowKind]) -> _RowKind | None:
         """The finished row of a key, None where there is none or where the policy says to measure it again."""
         row = self.store.rows().get(key)
-        if not isinstance(row, kind) or row.status != "done" or self.must_redo(key, what, self.workspace.row_file):
-            return None
-        return row
+        return row if isinstance(row, kind) and row.status == "done" and not self.must_redo(key) else None
 
-    def must_redo(self, key: str, what: str, where: Path) -> bool:
+    def must_redo(self, key: str) -> bool:
         """Whether the policy says to make a result again that is there already."""
-        if key in self.renewed or self.existing == "reuse":
-            return False
-        if self.existing == "fail":
-            raise UserError(f"{what} exists already", where=str(where), fix="choose --existing reuse or rerun")
-        return True
+        return self.existing == "rerun" and key not in self.renewed
 
     def keep(self, row: Row) -> None:
         self.renewed.add(row.key)
         self.store.append(row)
 
 
-def kept(
-    run: Run, kind: type[_RowKind], content: Mapping[str, Any], what: str, make: Callable[[], Mapping[str, Any]]
-) -> _RowKind:
+def kept(run: Run, kind: type[_RowKind], content: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> _RowKind:
     """The finished row of what was measured, or one that is made now.
 
     `content` is all that its numbers depend on; `make` gives the fields that are not those of every row, and whatever
     the row's `provenance` says beside the usual.
     """
     key = content_hash(content)
-    row = run.existing_row(key, kind, what)
+    row = run.existing_row(key, kind)
     if row is None:
         origin, new = provenance(seed=run.seed), cast("Callable[..., _RowKind]", kind)
         made = dict(make())

@@ -53,7 +53,7 @@ def step_costs(run: Run) -> list[Row]:
         with run.reporter.bar("timing training steps"):
             return step_cost(run.scale, folder, run.seed)
 
-    return [kept(run, StepCostRow, content, "the step costs", timed)]
+    return [kept(run, StepCostRow, content, timed)]
 
 
 def step_cost(scale: Preset, checkpoint: Path, seed: int) -> dict[str, dict[str, list[Any]]]:

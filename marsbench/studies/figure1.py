@@ -72,7 +72,7 @@ def _row(run: "Run", line: Line, question: str) -> GenerationRow:
             "kind": GenerationRow.kind, "method": line.method, "options": line.options, "question": question,
             "weights": loaded.weights, "max_new_tokens": run.scale.max_new_tokens, "versions": versions("decoding"),
         }  # fmt: skip
-        return kept(run, GenerationRow, content, line.label, partial(_answered, run, line, loaded, question))
+        return kept(run, GenerationRow, content, partial(_answered, run, line, loaded, question))
     except Unavailable as error:
         run.reporter.say(f"{line.label}: skipped ({error.reason})")
         said: list[Any] = [run.scale.scale, *line.identity.values(), question]

@@ -121,7 +121,7 @@ class Bench:
             "weights": self.loaded.weights, "versions": versions("decoding", "timing"),
             "machine": [origin["hardware"], origin["threads"], origin["versions"]["torch"]],
         }  # fmt: skip
-        return kept(self.run, ServingRow, content, what, lap)
+        return kept(self.run, ServingRow, content, lap)
 
     def _fired(self, cell: Cell, shots: list[Shot]) -> list[Heard]:
         if cell.shape == "engine":
