@@ -13,19 +13,18 @@ import socket
 import sys
 import tempfile
 import textwrap
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 from urllib.error import URLError
 
 import evalplus.data.humaneval
 import psutil
 import pytest
-import torch
 import wget
 
 from marsbench.errors import UserError
@@ -95,6 +94,11 @@ FORGERIES = {
             with suppress(OSError):
                 os.write(fd, b"\\x00\\x00\\x00\\x06passed")
         return False
+    """,
+    "bytes that unfold to all memory where they are compared": """
+        for fd in range(3, 64):
+            with suppress(OSError):
+                os.write(fd, b"\\x80\\x02cbuiltins\\nlist\\ncbuiltins\\nrange\\nJ\\xff\\xff\\xff\\x7f\\x85R\\x85R.")
     """,
     "answer from the callers' frames": """
         frame = sys._getframe()
@@ -217,24 +221,15 @@ def whole(code: str) -> str:
 HOSTILE = {**TIME_WASTERS, **CRASHES, **FORGERIES, **ESCAPES}
 
 
-@dataclass
-class Outcome:
-    """What a run of all hostile programs, with a right one after each, did to its surroundings."""
-
-    verdicts: dict[str, Reason]
-    neighbours: dict[str, Reason]
-    elapsed_s: float
-    folder: Path
-    victim: Path
-    was_called: bool
-
-
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
-    """Of a folder that every user may enter and change, as permissions must not stand in for the sandbox."""
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+    """What a run of all hostile programs, with a right one after each, did to its surroundings.
+
+    They are a folder that every user may enter and change, as permissions must not stand in for the sandbox.
+    """
     tmp_path_factory.getbasetemp()  # made now, else it would lie in that folder and go with it
-    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", name)  # so that the sandbox's own scratch lies here, too
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as world:
+        world.setattr(tempfile, "tempdir", name)  # so that the sandbox's own scratch lies here, too
         victim = Path(name) / "precious" / "victim"
         victim.parent.mkdir()
         victim.write_text("precious")
@@ -245,17 +240,17 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
             attacks = [Program(places + whole(code), "attack", [[]], [True]) for code in HOSTILE.values()]
             start = time.monotonic()
             both = [program for attack in attacks for program in (attack, RIGHT)]
-            verdicts = run_programs(both, time_limit_s=1.0, memory_limit_mb=512)
+            verdicts = run_programs(both, time_limit_s=0.7, memory_limit_mb=512)
             elapsed_s = time.monotonic() - start
             server.setblocking(False)
             was_called = False
             with suppress(BlockingIOError):
                 server.accept()[0].close()
                 was_called = True
-        yield Outcome(
-            dict(zip(HOSTILE, verdicts[::2], strict=True)), dict(zip(HOSTILE, verdicts[1::2], strict=True)), elapsed_s,
-            Path(name), victim, was_called,
-        )  # fmt: skip
+        pairs = dict(zip(HOSTILE, zip(verdicts[::2], verdicts[1::2], strict=True), strict=True))
+        yield SimpleNamespace(
+            verdicts=pairs, elapsed_s=elapsed_s, folder=Path(name), victim=victim, was_called=was_called
+        )
 
 
 def _processes_at_home_in(folder: Path) -> list[psutil.Process]:
@@ -268,16 +263,17 @@ def _processes_at_home_in(folder: Path) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_program_is_held(outcome: Outcome, name: str) -> None:
+def test_a_hostile_program_is_held(outcome: SimpleNamespace, name: str) -> None:
     """Guards against attacks that get through, forged verdicts, slow taken for wrong, and workers lost to the next."""
-    assert outcome.verdicts[name] != PASSED and outcome.neighbours[name] == PASSED
-    assert (outcome.verdicts[name] == "timeout") or name not in TIME_WASTERS
-    assert (outcome.verdicts[name] == "killed") or name != "os._exit"
+    verdict, neighbour = outcome.verdicts[name]
+    assert verdict != PASSED == neighbour
+    assert (verdict == "timeout") or name not in TIME_WASTERS
+    assert (verdict == "killed") or name != "os._exit"
 
 
-def test_hostile_programs_leave_nothing_behind(outcome: Outcome) -> None:
+def test_hostile_programs_leave_nothing_behind(outcome: SimpleNamespace) -> None:
     """Guards against files changed outside, scratch left behind, a connection, orphans, and limits that add up."""
-    assert outcome.elapsed_s < 40, "the time wasters alone need about 15 s of work"
+    assert outcome.elapsed_s < 40, "the time wasters alone need several seconds of work"
     assert outcome.victim.read_text() == "precious" and outcome.victim.stat().st_mode & 0o777 == 0o777
     assert sorted(outcome.folder.rglob("*")) == [outcome.victim.parent, outcome.victim]
     assert not outcome.was_called
@@ -367,6 +363,7 @@ def f():
     file_size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return [resource.getrlimit(kind)[1] for kind in kinds], 0 < file_size < 2**28
 """
+SECRETS = "import os, sys\ndef f():\n    return 'HF_TOKEN' in os.environ or 'torch' in sys.modules"
 ROOT = "def find_zero(coefficients):\n    return {}"
 # What is told of a program: its code, what is expected of it, its tolerance, and the verdict.
 TOLD: dict[str, tuple[Program, Reason]] = {
@@ -405,6 +402,7 @@ TOLD: dict[str, tuple[Program, Reason]] = {
         for root, told in ((1.0, PASSED), (-1.0, PASSED), (0.5, "failed"))
     },
     "what attacks are made of": (Program(whole("pass"), "attack", [[]], [True]), PASSED),
+    "neither secrets nor torch": (Program(SECRETS, "f", [[]], [False]), PASSED),
     "usual libraries": (Program(LIBRARIES, "f", [[]], [20]), PASSED),
     "limits of resources": (Program(LIMITS, "f", [[]], [([3, 0, 64, 0], True)]), PASSED),
 }  # fmt: skip
@@ -412,28 +410,14 @@ TOLD: dict[str, tuple[Program, Reason]] = {
 
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, Reason]:
-    return dict(zip(TOLD, run_programs([program for program, _ in TOLD.values()]), strict=True))
+    with patch.dict(os.environ, HF_TOKEN="secret"):
+        return dict(zip(TOLD, run_programs([program for program, _ in TOLD.values()]), strict=True))
 
 
 @pytest.mark.parametrize("name", TOLD)
 def test_a_program_is_told_right_from_wrong(verdicts: dict[str, Reason], name: str) -> None:
-    """Guards against values lost on their way, right programs locked out, wrong ones accepted, and hidden limits."""
+    """Guards against values lost on their way, right programs locked out, wrong ones let in, limits, secrets seen."""
     assert verdicts[name] == TOLD[name][1]
-
-
-def test_worker_sees_neither_secrets_nor_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a parent's environment, torch or threads reaching the sandbox."""
-    monkeypatch.setenv("HF_TOKEN", "secret")
-    assert torch.ones(8, 8).sum() == 64
-    stop = threading.Event()
-    thread = threading.Thread(target=stop.wait)
-    thread.start()
-    code = "import os, sys\ndef f():\n    return 'HF_TOKEN' in os.environ or 'torch' in sys.modules"
-    try:
-        assert run_programs([Program(code, "f", [[]], [False])]) == [PASSED]
-    finally:
-        stop.set()
-        thread.join()
 
 
 def test_outputs_and_times_are_recorded() -> None:
@@ -485,23 +469,6 @@ def test_faults_are_no_programs_verdict() -> None:
 
     with pytest.raises(UserError, match="invalid literal"):
         run_programs([Program("", "f", [[Unloadable()]], [None])])
-
-
-BOMB = """
-import os, pickle
-def f():
-    data = b"\\x80\\x02cbuiltins\\nlist\\ncbuiltins\\nrange\\nJ\\xff\\xff\\xff\\x7f\\x85R\\x85R."
-    for fd in range(3, 64):
-        try:
-            os.write(fd, data)
-        except OSError:
-            pass
-"""
-
-
-def test_bombs_cost_no_memory() -> None:
-    """Guards against bytes that take all memory where they are compared."""
-    assert run_programs([Program(BOMB, "f", [[]], [None])], memory_limit_mb=1024) == ["failed"]
 
 
 def test_worker_that_cannot_start_is_the_users_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -576,7 +543,9 @@ def test_completions_by_hand() -> None:
     for task, completions in WORDS.items():
         assert words(task, *completions) == [*completions.values()]
     program = "def fib(n):\n    return 1 if n < 3 else fib(n - 1) + fib(n - 2)"
-    assert score_programs([(FIB, program)], PROBLEMS) == ["passed base only"]
+    with patch.object(humaneval, "record_outputs", wraps=humaneval.record_outputs) as recorded:
+        assert score_programs([(FIB, program)] * 2, PROBLEMS) == ["passed base only"] * 2
+    assert len(recorded.call_args[0][0]) == 1, "a reference runs once, however many programs there are"
     for word, expected in {"passed": (1.0, 1.0), "passed base only": (1.0, 0.0), "failed": (0.0, 0.0)}.items():
         numbers = pass_at_1({}, [word])
         assert (numbers["pass@1"], numbers["pass@1_plus"]) == expected
@@ -586,21 +555,6 @@ def test_completions_by_hand() -> None:
     programs = [("W/0", code.format(index=index)) for index in (0, 1, 2)]
     scores = score_programs(programs, {"W/0": problem})
     assert scores == ["passed", "passed", "timeout"]
-
-
-def test_every_reference_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a reference for each program, which doubles the work."""
-    asked: list[str] = []
-
-    def count(calls: Sequence[Program], **options: Any) -> list[Recording]:
-        asked.extend(call.entry_point for call in calls)
-        return record_outputs(calls, **options)
-
-    record_outputs = humaneval.record_outputs
-    monkeypatch.setattr(humaneval, "record_outputs", count)
-    code = "def fib(n):\n    return n"
-    score_programs([("HumanEval/55", code)] * 3 + [("HumanEval/2", code)], PROBLEMS)
-    assert asked == ["fib", "truncate_number"]
 
 
 RECORDS = lines_of(FIXTURE / LOCAL_FILE)
@@ -637,14 +591,8 @@ def test_what_cannot_be_scored_is_the_users_to_mend(tmp_path: Path) -> None:
         score_programs([("X/0", "def f(x):\n    return x")], {"X/0": problem})
 
 
-def test_without_a_folder_evalplus_finds_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a loader that knows local folders only."""
-    monkeypatch.setattr(evalplus.data.humaneval, "HUMANEVAL_OVERRIDE_PATH", str(FIXTURE / LOCAL_FILE))
-    assert load_problems() == PROBLEMS
-
-
-def test_failed_download_is_the_users_to_mend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Guards against a traceback on a machine without a network."""
+def test_without_a_folder_evalplus_finds_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against a loader that knows local folders only, and a traceback on a machine without a network."""
 
     def fail(*_: Any) -> None:
         raise URLError("no network")
@@ -653,3 +601,5 @@ def test_failed_download_is_the_users_to_mend(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(evalplus.data.utils, "CACHE_DIR", str(tmp_path))
     with pytest.raises(UserError, match=r"cannot be downloaded(.|\n)*no network"):
         load_problems()
+    monkeypatch.setattr(evalplus.data.humaneval, "HUMANEVAL_OVERRIDE_PATH", str(FIXTURE / LOCAL_FILE))
+    assert load_problems() == PROBLEMS
