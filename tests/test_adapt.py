@@ -5,12 +5,14 @@ import re
 import shutil
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tools import forked, invoke
 
 from marsbench import world
+from marsbench.adapting import adapt
 from marsbench.adapting.adapt import CONTENDERS, Plan, Result, page_of
 from marsbench.methods import METHODS
 from marsbench.statistics.intervals import Estimate, Interval
@@ -96,9 +98,11 @@ def test_what_cannot_work_is_refused_before_any_work(base: Path, prompts: Path, 
         assert not out.exists()
 
 
-@pytest.mark.slow
-def test_too_little_time_is_said_with_what_would_be_enough(base: Path, prompts: Path, tmp_path: Path) -> None:
+def test_too_little_time_is_said_with_what_would_be_enough(
+    base: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Guards against a training of no use that takes all the time there is."""
+    monkeypatch.setattr(adapt, "training_speed", lambda *_: SimpleNamespace(seconds=[1.0]))
     done = invoke(*arguments(base, prompts, tmp_path / "out", "0.001"), code=2)
     assert "0.001 hours are too short" in done.stderr
     assert float(re.findall(r"--hours ([\d.]+)", done.stderr)[0]) > 0.001

@@ -148,24 +148,25 @@ def test_the_rate_rises_stays_and_falls_in_every_cycle() -> None:
 
 
 def in_cycles(steps: int) -> Preset:
-    """Scale micro with a small base of so many steps, in cycles of 200."""
+    """Scale micro with a small base of so many steps, in cycles of 50."""
     assert MICRO.world is not None
-    budget = replace(MICRO.world.pretraining, steps=steps, cycle=200, batch_size=2)
+    budget = replace(MICRO.world.pretraining, steps=steps, cycle=50, batch_size=2)
     return replace(MICRO, world=replace(MICRO.world, model=MICRO.world.draft_model, pretraining=budget))
 
 
-def test_a_longer_base_begins_as_a_shorter_one(tmp_path: Path) -> None:
+def test_a_longer_base_begins_as_a_shorter_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a short base that is not the long one's first part: another rate, other data, another order."""
-    short, long = (recipe(in_cycles(steps), "base") for steps in (200, 400))
+    monkeypatch.setattr(trainer, "_SAVES", 5)  # the end of a cycle among them
+    short, long = (recipe(in_cycles(steps), "base") for steps in (50, 100))
     train(short, tmp_path / short.name, None, lambda *_: None, lambda line: None)
 
     def stop(step: int, *_: Any) -> None:
-        if step >= 225:
+        if step >= 55:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         train(long, tmp_path / long.name, None, stop, lambda line: None)
-    state = tmp_path / f"{long.name}.partial" / "checkpoint-200"
+    state = tmp_path / f"{long.name}.partial" / "checkpoint-50"
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / short.name, state))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert short.key != long.key
