@@ -31,7 +31,7 @@ from marsbench.progress import Reporter, roughly
 from marsbench.racing.position_law import in_words
 from marsbench.racing.race import Race, RoundLog
 from marsbench.racing.step_time import windows_that_pay
-from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.markdown import table
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
@@ -83,10 +83,8 @@ def page_of(
 
     `windows` are those that pay for 1 row, 2, ...
     """
-    best = max(results, key=lambda line: line.speed_up.value)
+    best, kind = max(results, key=lambda line: line.speed_up.value), str(dtype).removeprefix("torch.")
     name, options = best.contender.name, best.contender.options
-    kind = str(dtype).removeprefix("torch.")
-    on_it = f"--checkpoint {adapter} --dtype {kind}"
     fastest = (
         f"{name[0].upper()}{name[1:]} is the fastest that gives the model's own tokens: "
         f"{with_interval(best.speed_up, 2)} times as fast as `ar` at batch size 1 in {kind}, with "
@@ -95,35 +93,20 @@ def page_of(
         else f"Nothing was faster than `ar` at batch size 1 in {kind}: train longer (--hours), or on more prompts."
     )
     lines = [
-        [
-            line.contender.name, with_interval(line.speed_up, 2), f"{line.tokens_per_forward:.2f}",
-            f"{line.same} of {plan.held_out}",
-        ]
+        (line.contender.name, with_interval(line.speed_up, 2), f"{line.tokens_per_forward:.2f}",
+         f"{line.same} of {plan.held_out}")
         for line in results
     ]  # fmt: skip
     asked, same = plan.held_out * len(results), sum(line.same for line in results)
     parted = ": in 16 bits rounding decides between two tokens that are as likely; in fp32 please report it"
-    # A server knows fewer methods.
-    served = f"mars-verified --block-size {options['block_size']}" if "block_size" in options else "ar"
-    page = paragraphs(
-        f"# An adapter for {base}",
-        fastest,
-        f"Of {asked} answers, {same} have the tokens of `ar`{'' if asked == same else parted}.",
-        table(["", "tokens/s over `ar`", "tokens/forward", "answers as `ar`'s"], lines),
-        f"Trained for {plan.steps:,} steps on the model's own answers to {plan.prompts - plan.held_out:,} prompts; "
-        f"raced on {plan.held_out} that training did not see, {LAPS} laps.",
-        f"For more rows at a time, by what a step costs here and how often these drafts were right: "
-        f"{in_words(windows)}. `serve --adapt` and `decode --method auto` work this table out where they run.",
-        "## Use it",
-        "\n".join([
-            "```console",
-            f"$ marsbench decode {on_it} {best.contender.typed} --prompt-ids prompts.jsonl --out out.jsonl",
-            f'$ marsbench show "A question of yours" {on_it} {best.contender.typed}',
-            f"$ marsbench serve {on_it} --method {served}",
-            "```",
-        ]),
+    return (Path(__file__).parent / "page.md").read_text(encoding="utf-8").format(
+        base=base, fastest=fastest, asked=asked, same=same, parted="" if asked == same else parted,
+        table=table(["", "tokens/s over `ar`", "tokens/forward", "answers as `ar`'s"], lines), steps=plan.steps,
+        trained=plan.prompts - plan.held_out, held_out=plan.held_out, laps=LAPS, windows=in_words(windows),
+        on_it=f"--checkpoint {adapter} --dtype {kind}", typed=best.contender.typed,
+        # A server knows fewer methods.
+        served=f"mars-verified --block-size {options['block_size']}" if "block_size" in options else "ar",
     )  # fmt: skip
-    return f"{page}\n"
 
 
 STAGE = "base_gated_network"
