@@ -88,11 +88,10 @@ class Traffic:
     def _request(self) -> Request:
         choose = self.random
         tokens = [choose.randrange(4, VOCABULARY) for _ in range(choose.choice([1, 2, 9, 30]))]
-        stop = [[choose.randrange(4, VOCABULARY) for _ in range(choose.choice([1, 2]))]]
         return Request(
             tokens, max_new_tokens=choose.choice([1, 2, 7, 40, 70]),
             threshold=choose.choice([None, 0.3, 0.7]) if self.thresholds else None,
-            stop=stop if choose.random() < 0.3 else [], temperature=choose.choice([0.0, 0.0, 0.0, 1.0]),
+            temperature=choose.choice([0.0, 0.0, 0.0, 1.0]),
             seed=(seed := choose.randrange(100)), top_k=3 * (seed % 3), top_p=(0.8, 1.0)[seed % 2],
         )  # fmt: skip
 

@@ -24,8 +24,7 @@ from marsbench.findings.in_words import with_interval
 from marsbench.forward.fastest import reads_bf16
 from marsbench.json_lines import read_json
 from marsbench.line import Line, TrainedStage
-from marsbench.methods.fitting import fit
-from marsbench.methods.settings import load_aloud
+from marsbench.methods.fitting import fit, load_aloud
 from marsbench.presets import Preset
 from marsbench.progress import Reporter, roughly
 from marsbench.racing.position_law import in_words

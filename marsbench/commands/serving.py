@@ -33,12 +33,7 @@ def serve(
             known[name].check(name, value)
     if settings.adapt and settings.compile:
         raise UserError("--adapt chooses windows, and with --compile none costs less", fix="leave one of them out")
-    # Whether the extra that brings a server along is there is found out before anything is trained or loaded.
-    import msgspec  # noqa: F401
-    import prometheus_client  # noqa: F401
-    import starlette  # noqa: F401
-    import uvicorn  # noqa: F401
-
+    # Found out before anything is trained or loaded: whether the extra that brings a server along is there.
     from marsbench.serving.serve import serve as run
 
     checkpoint, stage = start.whose, start.own_stage

@@ -12,7 +12,7 @@ from marsbench.errors import integer
 Metric = Literal["probability", "entropy", "margin"]
 Layout = Literal["groups", "linear"]  # where `mars-verified` puts its masks
 Dtype = Literal["float32", "bfloat16", "float16"]  # of weights and caches, as torch calls them
-Finish = Literal["eos", "stop", "length", "cancelled"]
+Finish = Literal["eos", "length", "cancelled"]
 # Positions of prompts in one forward, at most, unless a caller says otherwise. More are hardly faster. At 7B
 # in half precision these take about 5 GiB for a prompt of 32,768 tokens, 4 of them for who sees whom, and 1 GiB for
 # prompts of 1,024.
@@ -24,16 +24,15 @@ class Request:
     """One prompt to continue.
 
     `threshold` is the confidence that methods compare their guesses with (see `acceptance`); for MARS, None accepts
-    exactly one token per forward, which is AR decoding. `max_new_tokens` counts an emitted EOS. `stop` holds token
-    sequences that end the output, themselves included. With a `temperature` above 0, tokens are sampled; the same
-    `seed` gives the same tokens in any batch and, for lossless methods, by any method. With `ignore_eos` the output
-    runs to its limit. `window` and `verified` are for `methods.mixed`, whose rows decode each in its own way.
+    exactly one token per forward, which is AR decoding. `max_new_tokens` counts an emitted EOS. With a `temperature`
+    above 0, tokens are sampled; the same `seed` gives the same tokens in any batch and, for lossless methods, by any
+    method. With `ignore_eos` the output runs to its limit. `window` and `verified` are for `methods.mixed`, whose rows
+    decode each in its own way.
     """
 
     prompt_ids: Sequence[int]
     max_new_tokens: int = 256
     threshold: float | None = None
-    stop: Sequence[Sequence[int]] = ()
     temperature: float = 0.0
     seed: int = 0
     top_k: int = 0  # what is sampled is one of so many of the most probable tokens; 0 or less: of all
@@ -137,13 +136,6 @@ def as_list(eos_id: int | Sequence[int]) -> list[int]:
 
 
 def end_of(tokens: list[int], request: Request, eos_ids: Collection[int]) -> tuple[int, Finish]:
-    """How many of these tokens count, up to the first EOS or stop sequence with it, and what ended them.
-
-    That is "length" where neither is found.
-    """
-    heeded = [] if request.ignore_eos else eos_ids
-    ends: list[tuple[int, Finish]] = [(tokens.index(eos) + 1, "eos") for eos in heeded if eos in tokens]
-    for stop in map(list, request.stop):
-        found = (at for at in range(len(stop), len(tokens) + 1) if tokens[at - len(stop) : at] == stop)
-        ends += [(at, "stop") for at in found][:1]
-    return min(ends, default=(len(tokens), "length"))
+    """How many of these tokens count, the first EOS included, and what ended them: "length" without an EOS."""
+    ends = [] if request.ignore_eos else [tokens.index(eos) + 1 for eos in eos_ids if eos in tokens]
+    return (min(ends), "eos") if ends else (len(tokens), "length")

@@ -33,7 +33,6 @@ def check_requests(requests: Sequence[Request], model: Any, *, where: str = "req
              "leave them out"),
             (not request.temperature >= 0, "temperature must be 0 or more", "give 0 for greedy decoding"),
             (request.window < 1, "a window must hold at least 1 token", "give 1 for one token per forward"),
-            (not all(request.stop), "a stop sequence is empty", "leave it out"),
             (size + limit > context,
              f"prompt of {size} and limit of {limit} tokens exceed the model's context of {context}"
              + why_no_longer(model),
@@ -91,12 +90,9 @@ class Seat:
         """Note what has come: those of the tokens that count, and what has ended the answer, None if nothing has."""
         finish: Finish | None = None
         fresh = new.tokens
-        if self.request.stop or not eos_ids.isdisjoint(fresh):
-            # A stop sequence may have begun before; nothing in front of that has to be looked at again.
-            reach = max((len(stop) for stop in self.request.stop), default=1) - 1
-            begun = self.tokens[-reach:] if reach else []
-            count, ended = end_of([*begun, *fresh], self.request, eos_ids)
-            fresh, finish = fresh[: count - len(begun)], None if ended == "length" else ended
+        if not eos_ids.isdisjoint(fresh):
+            count, ended = end_of(fresh, self.request, eos_ids)
+            fresh, finish = fresh[:count], None if ended == "length" else ended
         self.tokens += fresh
         self.drafted.append(new.drafted)
         self.settled_by += [number - self.before for number in new.born[: len(fresh)]]

@@ -23,7 +23,7 @@ from marsbench.evaluation.harness import GeneratingLM, cut_in_words, room_for_pr
 from marsbench.forward.linear import set_packing
 from marsbench.lm_eval_plugin import register
 from marsbench.methods import METHODS, Decoding
-from marsbench.methods.settings import CHANGES_TOKENS, load_aloud
+from marsbench.methods.fitting import CHANGES_TOKENS, load_aloud
 from marsbench.progress import Reporter, all_processes
 
 _DEFAULT_LIMIT = 256  # new tokens where a task sets no limit, as in lm-eval's own models

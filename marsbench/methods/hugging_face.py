@@ -4,7 +4,8 @@ Greedy means greedy: whatever a checkpoint's `generation_config` asks for (a rep
 written, a kind of cache, ...) is left out, as our loop leaves it out. The models come out as they went in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,6 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from marsbench.decoding.generation import Meter, Request
 from marsbench.decoding.outside import OutsideMethod
-from marsbench.methods.settings import generating_by
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,20 @@ class HfAssisted(OutsideMethod):
         ends = [length - len(requests[0].prompt_ids) for length in rounds.lengths]
         counts = [end - before for before, end in zip([0, *ends], ends, strict=False)]
         return [(tokens, [count for count in counts if count > 0])]
+
+
+@contextmanager
+def generating_by(model: Any, **settings: Any) -> Iterator[None]:
+    """Within a `with` block, `model` has these settings of generation and no others; afterwards its own again.
+
+    A configuration that is passed to `generate` is not enough: transformers fills what it leaves open from the model's.
+    """
+    own = model.generation_config
+    model.generation_config = GenerationConfig(**settings)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 def _generated(

@@ -14,7 +14,7 @@ from marsbench.evaluation.local_data import Unavailable
 from marsbench.fetching.models import which
 from marsbench.line import Line, TrainedStage
 from marsbench.locks import locked
-from marsbench.methods.settings import load_aloud
+from marsbench.methods.fitting import load_aloud
 from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.progress import all_processes, is_first_process
 from marsbench.rows.kinds import TrainingRow

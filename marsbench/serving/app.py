@@ -12,13 +12,13 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from marsbench import __version__
 from marsbench.serving.answers import Answers, Completion
 from marsbench.serving.engine_client import EngineClient
-from marsbench.serving.guards import EventStream, Guard, Json, answer, is_local, until_gone
+from marsbench.serving.guards import EventStream, Guard, answer, is_local, until_gone
 from marsbench.serving.wire import ApiError, ChatRequest, CompletionRequest, SpeedRequest, read
 
 
@@ -83,7 +83,7 @@ class Routes:
         completion = Completion(self._answers, body)
         if body.stream:
             return EventStream(completion.events())
-        return Json(await until_gone(request.receive, completion.whole()))
+        return JSONResponse(await until_gone(request.receive, completion.whole()))
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self._name, self._engine.settings.checkpoint):
@@ -95,19 +95,19 @@ class Routes:
                 "root": self._name, "max_model_len": self._answers.ready.context}  # fmt: skip
 
     async def models(self, _: Request) -> Response:
-        return Json({"object": "list", "data": [self._model()]})
+        return JSONResponse({"object": "list", "data": [self._model()]})
 
     async def one_model(self, request: Request) -> Response:
         self._check_model(request.path_params["name"])
-        return Json(self._model())
+        return JSONResponse(self._model())
 
     async def health(self, _: Request) -> Response:
         """200 where requests are taken."""
         self._engine.check_open()
-        return Json({"status": "ok"})
+        return JSONResponse({"status": "ok"})
 
     async def version(self, _: Request) -> Response:
-        return Json({"version": __version__})
+        return JSONResponse({"version": __version__})
 
     async def metrics(self, _: Request) -> Response:
         return Response(generate_latest(self._engine.metrics.registry), media_type="text/plain; version=0.0.4")
@@ -116,7 +116,7 @@ class Routes:
         engine = self._engine
         knobs = {name: getattr(engine.settings, name) for name in SpeedRequest.__struct_fields__}
         said = knobs | {"methods": list(self._answers.ready.methods)}
-        return Json(said | {"state": engine.state._asdict() | {"queued": engine.queued}})
+        return JSONResponse(said | {"state": engine.state._asdict() | {"queued": engine.queued}})
 
     async def set_speed(self, request: Request) -> Response:
         """Turn the default knobs, for all requests that fixed none of their own, from the next forward on."""

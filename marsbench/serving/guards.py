@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import anyio
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, RedirectResponse, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from marsbench.serving.settings import Settings
-from marsbench.serving.wire import ApiError, dumps, event
+from marsbench.serving.wire import ApiError, event
 
 T = TypeVar("T")
 _OPEN = ("/health", "/ping")  # routes that ask for no key
@@ -41,15 +41,8 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-class Json(Response):
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        return dumps(content).encode("ascii")
-
-
-def answer(error: ApiError) -> Json:
-    return Json(error.envelope, status_code=error.status, headers=error.headers)
+def answer(error: ApiError) -> JSONResponse:
+    return JSONResponse(error.envelope, status_code=error.status, headers=error.headers)
 
 
 class EventStream(StreamingResponse):
