@@ -98,7 +98,7 @@ def test_cut_prompts_are_said(checkpoint: str, capsys: pytest.CaptureFixture[str
     ]
     assert len(MarsbenchLM(checkpoint, method="ar").generate_until(requests)) == 2
     said = capsys.readouterr().err
-    assert said.count("longer than the 60 tokens") == 1 and "some_task: 1 of 2 prompts is" in said
+    assert said.count("leaves 60 tokens") == 1 and "some_task: 1 of 2 prompts lost" in said
 
 
 def asked(model: MarsbenchLM, *, copies: int = 1, **settings: Any) -> list[str]:

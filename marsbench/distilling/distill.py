@@ -19,10 +19,10 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from marsbench.answering import Answering
-from marsbench.decoding.engine import context_length
 from marsbench.decoding.generation import Generation, Request
 from marsbench.errors import UserError, told_to_user
 from marsbench.files import write_atomically
+from marsbench.forward.limits import room_for_prompt
 from marsbench.json_lines import Log, read_lines
 from marsbench.keys import content_hash
 from marsbench.locks import locked
@@ -161,14 +161,7 @@ class Distiller:
 
     def __post_init__(self) -> None:
         self.chats = Chats(self.answering.loaded.tokenizer)
-        context = context_length(self.answering.loaded.model)
-        self._room = context - self.max_new_tokens
-        if self._room < 1:
-            raise UserError(
-                f"answers of {self.max_new_tokens:,} tokens leave no room for a prompt in the model's context of "
-                f"{context:,}",
-                fix="lower --max-new-tokens",
-            )
+        self._room = room_for_prompt(self.answering.loaded.model, self.max_new_tokens)
 
     def distill(
         self, prompts: Sequence[list[Message]], source: Path, out: Path, *, limit: int | None = None,

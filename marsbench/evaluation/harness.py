@@ -16,11 +16,11 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 
 from marsbench.answering import Answering
-from marsbench.decoding.engine import context_length
 from marsbench.decoding.generation import Generation, Request
 from marsbench.errors import UserError
 from marsbench.evaluation.answers import cut_text
 from marsbench.evaluation.benchmarks import Benchmark, load_tasks, question_numbers
+from marsbench.forward.limits import room_for_prompt
 from marsbench.json_lines import Log
 from marsbench.progress import Counted
 
@@ -205,17 +205,6 @@ def digest_of(tokens: Sequence[int]) -> str:
     return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:8]
 
 
-def room_for_prompt(model: Any, max_new_tokens: int) -> int:
-    """Tokens that a model's context leaves for a prompt; `UserError` where it leaves none."""
-    context = context_length(model)
-    if max_new_tokens >= context:
-        raise UserError(
-            f"answers of {max_new_tokens:,} tokens leave no room for a prompt in the model's context of {context:,}",
-            fix="choose a model with a longer context",
-        )
-    return context - max_new_tokens
-
-
 def without_beginning(prompt_ids: Sequence[int], room: int) -> tuple[list[int], int]:
     """The end of a prompt that fits into `room` tokens, as lm-eval's own models cut it, and how many are left out."""
     cut = max(len(prompt_ids) - room, 0)
@@ -225,13 +214,8 @@ def without_beginning(prompt_ids: Sequence[int], room: int) -> tuple[list[int], 
 def cut_in_words(benchmark: str, cuts: Sequence[int], room: int) -> str:
     """One line on the prompts that lost their beginnings; empty where none did."""
     lost = sum(cut > 0 for cut in cuts)
-    if not lost:
-        return ""
-    are, them, end = ("is", "it", "its beginning is") if lost == 1 else ("are", "them", "their beginnings are")
-    return (
-        f"{benchmark}: {lost:,} of {len(cuts):,} prompts {are} longer than the {room:,} tokens that the context leaves "
-        f"for {them} (the longest has {room + max(cuts):,}); {end} cut"
-    )
+    longest = f"the context leaves {room:,} tokens for a prompt, and the longest has {room + max(cuts, default=0):,}"
+    return f"{benchmark}: {lost:,} of {len(cuts):,} prompts lost their beginnings; {longest}" if lost else ""
 
 
 def evaluate(

@@ -15,11 +15,11 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import handle_arg_string, simple_parse_args_string
 
 from marsbench.answering import ROWS, Answering
-from marsbench.decoding.engine import context_length
 from marsbench.decoding.generation import Generation, Request, seed_of
 from marsbench.errors import UserError, integer, told_to_user
 from marsbench.evaluation.answers import cut_text
-from marsbench.evaluation.harness import GeneratingLM, cut_in_words, room_for_prompt, stops_of, without_beginning
+from marsbench.evaluation.harness import GeneratingLM, cut_in_words, stops_of, without_beginning
+from marsbench.forward.limits import context_length, room_for_prompt
 from marsbench.forward.linear import set_packing
 from marsbench.lm_eval_plugin import register
 from marsbench.methods import METHODS, Decoding

@@ -21,6 +21,16 @@ def context_length(model: Any) -> int:
     return min([int(getattr(config, "max_position_embeddings", 1 << 30)), *_borders(config)])
 
 
+def room_for_prompt(model: Any, max_new_tokens: int) -> int:
+    """Tokens that a model's context leaves for a prompt; `UserError` where it leaves none."""
+    room = context_length(model) - max_new_tokens
+    if room < 1:
+        what = f"answers of {max_new_tokens:,} tokens leave no room for a prompt in the model's context of"
+        fix = "give a smaller limit of new tokens, or a model with a longer context"
+        raise UserError(f"{what} {room + max_new_tokens:,}", fix=fix)
+    return room
+
+
 def why_no_longer(model: Any) -> str:
     """A remark on a context that ends before the model's positions do; empty for any other."""
     return ", up to which one set of its longrope factors holds" if _borders(model.config) else ""

@@ -13,7 +13,7 @@ from marsbench.decoding.engine import Method
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmarks
-from marsbench.evaluation.harness import room_for_prompt
+from marsbench.forward.limits import room_for_prompt
 from marsbench.keys import content_hash, versions
 from marsbench.line import Line, TrainedStage
 from marsbench.methods import METHODS

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from marsbench.answering import Answering
 from marsbench.evaluation.benchmarks import benchmark, fingerprint
-from marsbench.evaluation.harness import AnswerLog, Exam, answer, cut_in_words, room_for_prompt
+from marsbench.evaluation.harness import AnswerLog, Exam, answer, cut_in_words
+from marsbench.forward.limits import room_for_prompt
 from marsbench.forward.linear import packing_in_words
 from marsbench.keys import content_hash, versions
 from marsbench.line import Line
@@ -105,8 +106,7 @@ class Cells:
 
             scored = answer(exam, log, answering, limit, follow)
         cuts = [one.prompt_cut for one in scored.answers]
-        if said := cut_in_words(chosen.name, cuts, room_for_prompt(loaded.model, limit)):
-            self._run.reporter.say(said)
+        self._run.reporter.say_once(cut_in_words(chosen.name, cuts, room_for_prompt(loaded.model, limit)))
         row = EvaluationRow(
             key, "done", "", scale.scale, **line.identity, benchmark=chosen.name, metric=chosen.headline,
             correct=scored.correct,
