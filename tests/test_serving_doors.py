@@ -117,7 +117,7 @@ def test_keys_open_what_they_are_for() -> None:
 
     keys = {"api_key": ("one", "two")}
     assert [status(key, **keys) for key in ("one", "two", "three", "")] == [200, 200, 401, 401]
-    assert status("", "/health", **keys) == status("", "/ping", **keys) == 200
+    assert status("", "/health", **keys) == 200
     both = {**keys, "speed_key": "knob"}
     assert [status(key, "/v1/speed", "PUT", **both) for key in ("one", "knob")] == [401, 200]
     assert status("knob", **both) == 200
@@ -229,8 +229,7 @@ def test_routes_that_clients_look_for() -> None:
     status, _, raw = ask(None, "/v1/models/micro", "GET")
     assert status == 200 and json.loads(raw)["id"] == "micro" and b"secret" not in raw
     assert b"secret" not in ask(None, "/v1/models", "GET")[2] and ask(None, "/v1/models/other", "GET")[0] == 404
-    assert json.loads(ask(None, "/version", "GET")[2])["version"] and ask(None, "/ping", "GET")[0] == 200
-    for path in ("/health", "/ping", "/v1/models", "/metrics"):
+    for path in ("/health", "/v1/models", "/metrics"):
         assert ask(None, path, "HEAD")[0] == 200
     assert ask(None, AT, "HEAD")[0] == 405
     for number, kept in (("mine-1", True), ("a b", False)):

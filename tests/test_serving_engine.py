@@ -3,7 +3,6 @@
 import multiprocessing
 import types
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import accumulate, chain
 from operator import mul
@@ -306,27 +305,6 @@ def test_a_knob_turns_rows_of_fixed_shape(prompts: Prompts, model: Model) -> Non
 
 def out_of_memory(*_: object, **__: object) -> None:
     raise RuntimeError("out of memory: tried to allocate\nmore")
-
-
-def test_prompts_that_find_no_memory_together_come_one_by_one(
-    prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guards against a short prompt that fails for want of memory because others happened to come with it."""
-    joining = Batch.joining
-
-    def narrow(batch: Batch, requests: Mapping[int, Request], most: int | None = None) -> Iterator[None]:
-        if len(requests) > 1 or 1 in requests:
-            out_of_memory()
-        yield from joining(batch, requests, most)
-
-    jobs = [job(number, prompts[number]) for number in range(4)]
-    usual = answered(engine(model), *jobs)
-    with monkeypatch.context() as patch:
-        patch.setattr(Batch, "joining", narrow)
-        log = answered(engine(model), *jobs)
-    assert "out of memory" in log.ended[1].failure and 1 not in log.tokens
-    assert all(log.tokens[number] == usual.tokens[number] for number in (0, 2, 3))
-    assert log.started == usual.started == [0, 1, 2, 3]
 
 
 def test_verified_answers_are_those_of_ar_whatever_windows_pay(prompts: Prompts, model: Model) -> None:

@@ -113,15 +113,6 @@ def _ids(source: Any, name: str) -> list[int]:
     return [] if found is None else as_list(found)
 
 
-def left_out(model: Any) -> dict[str, Any]:
-    """What a checkpoint asks for that would change greedy tokens; no method here does it.
-
-    How to sample is not among it: that is the request's.
-    """
-    asked = {name: getattr(getattr(model, "generation_config", None), name, None) for name in CHANGES_TOKENS}
-    return {name: value for name, value in asked.items() if value is not None and value not in CHANGES_TOKENS[name]}
-
-
 def load_aloud(name: str, reporter: Reporter, **how: Any) -> Loaded:
     """`load` a user's checkpoint to decode with, and say once what decoding leaves out of its own settings."""
     loaded = load(name, **how)
@@ -130,8 +121,16 @@ def load_aloud(name: str, reporter: Reporter, **how: Any) -> Loaded:
 
 
 def left_out_in_words(name: str, model: Any) -> str:
-    """One line on what decoding leaves out of a checkpoint's wishes, empty where it has none."""
-    wishes = [f"{wish} {value}" if isinstance(value, int | float) else wish for wish, value in left_out(model).items()]
+    """One line on what a checkpoint asks for that would change greedy tokens, and no method here does; else empty.
+
+    How to sample is not among it: that is the request's.
+    """
+    asked = {wish: getattr(getattr(model, "generation_config", None), wish, None) for wish in CHANGES_TOKENS}
+    wishes = [
+        f"{wish} {value}" if isinstance(value, int | float) else wish
+        for wish, value in asked.items()
+        if value is not None and value not in CHANGES_TOKENS[wish]
+    ]
     if not wishes:
         return ""
     return f"{name}: its generation_config asks for {', '.join(wishes)}; decoding by any method here leaves that out"

@@ -15,7 +15,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from marsbench import __version__
 from marsbench.serving.answers import Answers, Completion
 from marsbench.serving.engine_client import EngineClient
 from marsbench.serving.guards import EventStream, Guard, answer, is_local, until_gone
@@ -42,8 +41,6 @@ def build(engine: EngineClient) -> Starlette:
             Route("/v1/speed", routes.speed),
             Route("/v1/speed", routes.set_speed, methods=["PUT"]),
             Route("/health", routes.health),
-            Route("/ping", routes.health),
-            Route("/version", routes.version),
             Route("/metrics", routes.metrics),
             Route("/", routes.look),
         ],
@@ -105,9 +102,6 @@ class Routes:
         """200 where requests are taken."""
         self._engine.check_open()
         return JSONResponse({"status": "ok"})
-
-    async def version(self, _: Request) -> Response:
-        return JSONResponse({"version": __version__})
 
     async def metrics(self, _: Request) -> Response:
         return Response(generate_latest(self._engine.metrics.registry), media_type="text/plain; version=0.0.4")

@@ -27,9 +27,8 @@ _NO_MEMORY = (MemoryError, RuntimeError)  # torch's own lack of memory is a Runt
 class Running:
     """A request: it waits, its prompt is read, it is in flight, it ends."""
 
-    def __init__(self, job: Job, *, comes_alone: bool = False) -> None:
-        """`comes_alone` where there was no memory for its prompt together with others."""
-        self.job, self.comes_alone = job, comes_alone
+    def __init__(self, job: Job) -> None:
+        self.job = job
         # What it may need of the cache: prompt, answer, and the guesses behind it.
         self.slots = -(-(len(job.prompt_ids) + job.max_new_tokens + BEHIND) // _SLOT_STEP) * _SLOT_STEP
         self.failure = ""  # why it cannot be answered
@@ -152,8 +151,7 @@ class Engine:
             rows = len(self._running) + len(newcomers) + 1
             if rows > self.settings.max_rows or (rows > 1 and rows * longest > self.slots):
                 break
-            is_too_long = (len(newcomers) + 1) * prompt > self._most_positions()
-            if newcomers and (is_too_long or first.comes_alone or newcomers[0].comes_alone):
+            if newcomers and (len(newcomers) + 1) * prompt > self._most_positions():
                 break
             newcomers.append(first)
         for newcomer in newcomers:
@@ -223,14 +221,9 @@ class Engine:
             for _ in self._pieces:
                 return
         except _NO_MEMORY as error:  # then none has joined
-            without_room, self._joining = self._joining, {}
-            if len(without_room) > 1:  # each may find it: they wait once more, to come one by one
-                again = {number: Running(newcomer.job, comes_alone=True) for number, newcomer in without_room.items()}
-                self._waiting = again | self._waiting
-                self._report.started[:] = [number for number in self._report.started if number not in again]
-            else:
-                why = f"the prompt cannot be run: {_first_line(error)}"
-                self._report.ended.extend((number, Ending("cancelled", failure=why)) for number in without_room)
+            why = f"the prompt cannot be run: {_first_line(error)}"
+            self._report.ended.extend((number, Ending("cancelled", failure=why)) for number in self._joining)
+            self._joining.clear()
         self._running |= self._joining
         self._joining.clear()
         self._turned_by = None  # their knobs may be others, and be turned back before the next step

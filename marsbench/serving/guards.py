@@ -19,7 +19,6 @@ from marsbench.serving.settings import Settings
 from marsbench.serving.wire import ApiError, event
 
 T = TypeVar("T")
-_OPEN = ("/health", "/ping")  # routes that ask for no key
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -137,7 +136,7 @@ class Guard:
             keys = keys if settings.speed_key is None else [settings.speed_key]
         elif keys and settings.speed_key is not None:
             keys.append(settings.speed_key)
-        if not keys or scope["path"] in _OPEN:
+        if not keys or scope["path"] == "/health":
             return
         way, _, given = headers.get("authorization", "").encode("latin-1").partition(b" ")
         if way.lower() == b"basic":

@@ -51,7 +51,7 @@ class Settings:
     host: str = option("Address to listen on; 0.0.0.0 lets other machines in.", "127.0.0.1")
     port: int = option("0 takes any that is free.", 8000, least=0, most=65535)
     api_key: tuple[str, ...] = option(
-        "Asked for by every route but /health and /ping; may be given several times, or once in MARSBENCH_API_KEY.", ()
+        "Asked for by every route but /health; may be given several times, or once in MARSBENCH_API_KEY.", ()
     )
     speed_key: str | None = option("The only key that turns the knobs.")
     allowed_host: tuple[str, ...] = option(
