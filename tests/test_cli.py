@@ -412,6 +412,7 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "tune: prompts that benchmarks cannot share": ([*TUNE, "--prompts", "7"], "multiple of 6"),
     "train: no such stage": (["train", "nothing", *HERE], "ar_sft"),
     "train: chat data in the world": (["train", "mars", "--chat-data", "prompts.jsonl", *HERE], "of 0.5b, 135m, 7b"),
+    "fetch: no such model": (["fetch", "smollm2-9000b"], "smollm2-135m"),
     "distill: no such prompts": ([*DISTILL, "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
     "distill: token ids": ([*DISTILL, "--prompts", "prompts.jsonl"], "--column"),
     "distill: no such column": ([*DISTILL, "--column", "question"], "question"),

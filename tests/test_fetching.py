@@ -199,12 +199,6 @@ def test_the_hub_is_asked_for_one_commit(tmp_path: Path, monkeypatch: pytest.Mon
     assert asked["name"] == models.MODELS[NAME].hub and len(asked["revision"]) == 40
 
 
-def test_an_unknown_model_is_refused_by_name() -> None:
-    """Guards against a search for weights that nobody has looked at."""
-    done = invoke("fetch", "smollm2-9000b", code=2)
-    assert "smollm2-135m" in done.output
-
-
 # ---- where it cannot be had
 def _cut_short(world: Path, patch: pytest.MonkeyPatch) -> None:
     index = world / "cut"

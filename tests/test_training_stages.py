@@ -4,7 +4,6 @@ import copy
 import gc
 import json
 import platform
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -37,10 +36,15 @@ MARS_STAGES = [
 MICRO = preset("micro").adapted(steps=6)
 
 
-def trained(stage: str, folder: Path, parent: Path | None, until: Callable[[int], None] = lambda step: None) -> Path:
-    """A few steps of a stage at scale micro; `until` may interrupt them."""
-    chosen = recipe(MICRO, stage)
-    train(chosen, folder / chosen.name, parent, lambda step, *_: until(step), lambda line: None)
+def trained(stage: str, folder: Path, parent: Path | None, scale: Preset = MICRO, until: int | None = None) -> Path:
+    """A few steps of a stage, interrupted at the first that is logged from `until` on."""
+    chosen = recipe(scale, stage)
+
+    def stop(step: int, *_: Any) -> None:
+        if until is not None and step >= until:
+            raise KeyboardInterrupt
+
+    train(chosen, folder / chosen.name, parent, stop, lambda line: None)
     return folder / chosen.name
 
 
@@ -71,15 +75,10 @@ def test_every_mars_stage_trains_in_its_own_way(start: Path, tmp_path: Path) -> 
 
 def test_random_weights_are_the_same_after_a_resumption(start: Path, tmp_path: Path) -> None:
     """Guards against sequences whose weights are drawn anew when an interrupted training goes on."""
-
-    def kill(step: int) -> None:
-        if step == 4:
-            raise KeyboardInterrupt
-
     stage = "mars_no_sft_released"
     whole = record(trained(stage, tmp_path / "whole", start))
     with pytest.raises(KeyboardInterrupt):
-        trained(stage, tmp_path / "killed", start, kill)
+        trained(stage, tmp_path / "killed", start, until=4)
     assert list((tmp_path / "killed").glob("*.partial/checkpoint-3"))
     resumed = record(trained(stage, tmp_path / "killed", start))
     assert (resumed.losses, resumed.weights) == (whole.losses, whole.weights)
@@ -157,19 +156,13 @@ def in_cycles(steps: int) -> Preset:
 def test_a_longer_base_begins_as_a_shorter_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a short base that is not the long one's first part: another rate, other data, another order."""
     monkeypatch.setattr(trainer, "_SAVES", 5)  # the end of a cycle among them
-    short, long = (recipe(in_cycles(steps), "base") for steps in (50, 100))
-    train(short, tmp_path / short.name, None, lambda *_: None, lambda line: None)
-
-    def stop(step: int, *_: Any) -> None:
-        if step >= 55:
-            raise KeyboardInterrupt
-
+    short = trained("base", tmp_path / "short", None, in_cycles(50))
     with pytest.raises(KeyboardInterrupt):
-        train(long, tmp_path / long.name, None, stop, lambda line: None)
-    state = tmp_path / f"{long.name}.partial" / "checkpoint-50"
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / short.name, state))
+        trained("base", tmp_path / "long", None, in_cycles(100), until=55)
+    (state,) = (tmp_path / "long").glob("*.partial/checkpoint-50")
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (short, state))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert short.key != long.key
+    assert state.parent.stem != short.name, "each has a key of its own"
 
 
 MASK_ID = 3
@@ -319,44 +312,28 @@ def scale(tmp_path_factory: pytest.TempPathFactory) -> Preset:
     return preset("135m").adapted(base=str(base), chat_data=str(data), steps=8, batch_size=6)
 
 
-def mars_trained(scale: Preset, folder: Path, until: int | None = None) -> TrainingRecord | None:
-    """A training of stage mars from the base; interrupted at a step."""
-    chosen = recipe(scale, "mars")
-
-    def stop(step: int, *_: Any) -> None:
-        if step == until:
-            raise KeyboardInterrupt
-
-    try:
-        train(chosen, folder / chosen.name, None, stop, lambda line: None)
-    except KeyboardInterrupt:
-        return None
-    return records.finished(folder / chosen.name)
-
-
 def test_a_training_in_pieces_learns_the_same_and_resumes_so(
     scale: Preset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against losses, or weights after a resumption, that depend on how much memory was free."""
-    records = {}
+    curves = {}
     for most in (10_000, 150, None):
         monkeypatch.setattr(Fitting, "room", lambda *_, most=most, **__: most)
         monkeypatch.setattr(trainer, "at_hand", lambda _, most=most: most)
-        found = mars_trained(scale, tmp_path / str(most))
-        assert found is not None and found.steps == 8
-        assert found.provenance.get("entries_at_once") == most
-        records[most] = found.losses
-    assert records[150] == pytest.approx(records[10_000], rel=1e-2)  # bf16, where the CPU has it
-    assert records[None] == pytest.approx(records[10_000], rel=1e-2)
+        found = record(trained("mars", tmp_path / str(most), None, scale))
+        assert found.steps == 8 and found.provenance.get("entries_at_once") == most
+        curves[most] = found.losses
+    assert curves[150] == pytest.approx(curves[10_000], rel=1e-2)  # bf16, where the CPU has it
+    assert curves[None] == pytest.approx(curves[10_000], rel=1e-2)
     monkeypatch.undo()
     monkeypatch.setattr(Fitting, "room", lambda *_, **__: 150)
-    whole = mars_trained(scale, tmp_path / "whole")
-    assert mars_trained(scale, tmp_path / "cut", until=5) is None
+    whole = record(trained("mars", tmp_path / "whole", None, scale))
+    with pytest.raises(KeyboardInterrupt):
+        trained("mars", tmp_path / "cut", None, scale, until=5)
     (state,) = (tmp_path / "cut").glob("*.partial/checkpoint-4/resumable.json")
     assert json.loads(state.read_text())["entries_at_once"] == 150
     monkeypatch.setattr(Fitting, "room", lambda *_, **__: 10_000)
-    resumed = mars_trained(scale, tmp_path / "cut")
-    assert whole is not None and resumed is not None
+    resumed = record(trained("mars", tmp_path / "cut", None, scale))
     assert (resumed.weights, resumed.losses) == (whole.weights, whole.losses)
 
 
