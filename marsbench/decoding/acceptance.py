@@ -14,15 +14,10 @@ METRICS: tuple[str, ...] = get_args(Metric)
 
 
 def confidence(logits: Tensor, metric: Metric) -> Tensor:
-    """How sure the model is, the higher the surer.
+    """How sure the model is by logits [..., V] of any dtype, fp32 [...]: the higher the surer.
 
-    Args:
-        logits: [..., V], any dtype; the computation is fp32.
-        metric: `probability` of the top token, `margin` between the two top probabilities, or `entropy` in nats,
-            negated so that more is surer.
-
-    Returns:
-        fp32 [...].
+    `probability` is of the top token, `margin` between the two top probabilities, `entropy` in nats, negated so that
+    more is surer.
     """
     if metric == "probability" and _by_sums(logits):
         top = logits.amax(-1, keepdim=True).float()

@@ -16,13 +16,8 @@ def read_masks(
 ) -> tuple[Tensor, Tensor]:
     """What masks guess behind a run of accepted tokens, integer [N, K], and the logits [N, K, ...] that say so.
 
-    Args:
-        rows: the rows in flight.
-        answer: the model's, to the window that the masks stand in.
-        entries: integer [N, K], those of the masks in the window.
-        logits: [N, K, V], there.
-        accepted: what has just been accepted.
-        top: how many of each mask's likeliest tokens a draft head chooses from: those that its logits are about.
+    The masks stand at `entries` [N, K] of the window that is answered, with `logits` [N, K, V] there. A draft head
+    chooses from the `top` likeliest tokens of each mask: its logits are about those.
     """
     place = torch.arange(logits.shape[1], device=logits.device)
     position = (rows.length + accepted.advance).unsqueeze(1) + place
@@ -35,12 +30,9 @@ def read_masks(
 def read_line(rows: Rows, answer: Answer, logits: Tensor, masks: int, top: int) -> Tensor:
     """What a line says from the last committed token on: that token, the row's drafts, and masks; integer [N, K].
 
-    Args:
-        rows: the rows in flight.
-        answer: the model's, to a `linear_window`.
-        logits: [N, K, V], from the entry `last(rows)` on; those of masks become the draft head's.
-        masks: how many there are behind a row's drafts, or as many entries.
-        top: how many of each mask's likeliest tokens a draft head chooses from.
+    Of the answer to a `linear_window`, `logits` [N, K, V] are those from the entry `last(rows)` on; those of masks
+    become the draft head's, which chooses from the `top` likeliest tokens of each. Behind a row's drafts there are as
+    many masks, or entries.
     """
     place = torch.arange(logits.shape[1], device=logits.device)
     ids = rows.choose(logits, rows.length.unsqueeze(1) + place)

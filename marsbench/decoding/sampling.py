@@ -13,17 +13,10 @@ from torch import Tensor
 
 
 def choose(logits: Tensor, position: Tensor, temperature: Tensor, seed: Tensor, cut: Tensor | None = None) -> Tensor:
-    """The token at every position.
+    """The tokens [N, K] by logits [N, K, V] of any dtype, that will stand at a `position` [N, K].
 
-    Args:
-        logits: [N, K, V], any dtype.
-        position: integer [N, K], where the tokens will stand.
-        temperature: fp32 [N], 0 for the top token.
-        seed: integer [N].
-        cut: fp32 [N, 3], of `cut_off`, or None where nothing is.
-
-    Returns:
-        integer [N, K].
+    `temperature` fp32 [N] is 0 for the top token, `seed` is integer [N], `cut` fp32 [N, 3] is of `cut_off`; None = no
+    row is cut.
     """
     scaled = logits.float() / temperature.clamp(min=1e-6).view(-1, 1, 1)
     if cut is not None:

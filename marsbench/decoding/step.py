@@ -82,12 +82,8 @@ def to_tell(rows: Rows, before: Tensor, window: Window, accepted: Accepted, aliv
     It is how many tokens are new, how many entries of the window were no fillers, how many drafts were verified, and
     the tokens; behind these, [N, K], the forwards that settled them, where that need not be the latest.
 
-    Args:
-        rows: the rows after the step.
-        before: integer [N], their lengths before it.
-        window: what was forwarded.
-        accepted: what was accepted.
-        alive: bool [N], rows that had not ended before; None = all.
+    `rows` are those after the step, `before` [N] their lengths before it, `alive` bool [N] those that had not ended
+    before; None = all.
     """
     offset = torch.arange(accepted.ids.shape[1], device=before.device)
     fresh = (before.unsqueeze(1) + offset).clamp(max=rows.tokens.shape[1] - 1)

@@ -105,15 +105,10 @@ def _from(width: int, begin: int, rows: int, device: torch.device) -> Tensor:
 
 @contextmanager
 def hooked(model: Any, adapter: Adapter, masked: Tensor | None) -> Iterator[None]:
-    """Have an adapter act on a model's own modules for the time of a `with` block.
+    """Have an adapter, on the model's device, act on a model's own modules for the time of a `with` block.
 
-    Args:
-        model: a causal language model of transformers.
-        adapter: its weights on the model's device.
-        masked: bool [N, W], which entries of the input are masks; None = all.
-
-    Raises:
-        UserError: the model has no layer of a name, or one that does not map entry by entry.
+    `masked` bool [N, W] says which entries of the input are masks; None = all. `UserError` where the model has no layer
+    of a name, or one that does not map entry by entry.
     """
     decoder = model.get_decoder()
     embeddings, layers = decoder.get_input_embeddings(), {name: _layer(decoder, name) for name in adapter.maps}

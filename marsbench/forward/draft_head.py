@@ -92,15 +92,10 @@ class HeadInUse:
     normed: Norm = _normed  # what normalises states and embeddings
 
     def behind(self, states: Tensor, ids: Tensor, logits: Tensor) -> Callable[[int, Tensor], Tensor]:
-        """What it makes of the logits of some tokens, one mask after the other.
+        """What it makes of the masks' `logits` [N, K, T] of some tokens, `ids` [N, K, T], one mask after the other: a
+        function of a mask's place and the tokens [N] before it, that gives logits fp32 [N, T].
 
-        Args:
-            states: [N, K, H], of the masks, as the LM head reads them.
-            ids: integer [N, K, T], the tokens that are asked about.
-            logits: [N, K, T], what the masks say of them.
-
-        Returns:
-            a function of a mask's place and the tokens [N] before it, that gives logits fp32 [N, T].
+        `states` [N, K, H] are of the masks, as the LM head reads them.
         """
         head, logits = self.head, logits.float()
         if isinstance(head, Markov):

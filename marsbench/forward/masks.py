@@ -12,11 +12,8 @@ ALIGNED = 16  # elements of a mask's row
 def additive_mask(visible: Tensor, relative: Tensor, dtype: torch.dtype, *, copies: int = 1) -> Tensor:
     """What attention adds to its scores, [N, 1, copies * W, S], or [N, 1, 1, S] where W is 1.
 
-    Args:
-        visible: bool [W, W], which entries of its window an entry sees; itself always.
-        relative: integer [N, S], which entry a slot holds: -1 is seen by all entries, W by none.
-        dtype: of the result.
-        copies: how often to repeat the entries.
+    `visible` bool [W, W] says which entries of its window an entry sees (itself always), `relative` integer [N, S]
+    which entry a slot holds: -1 is seen by all entries, W by none. The entries are repeated `copies` times.
     """
     width, slots, lowest = len(visible), relative.shape[1], lowest_of(dtype)
     if relative.device.type != "cpu":  # whose kernels would copy a mask with rows of another length, in every layer

@@ -60,15 +60,11 @@ class MarsLookup(MarsVerified):
         return accepted
 
     def _note(self, rows: Rows, tokens: Tensor, length: Tensor, guesses: Tensor, count: Tensor, sure: Tensor) -> None:
-        """Note in `rows` what is drafted next, and whether masks stand there.
+        """Note in `rows` what is drafted next, behind texts `tokens` [N, T] of a `length` [N], and whether masks stand
+        there.
 
-        Args:
-            rows: the rows in flight.
-            tokens: integer [N, T], the texts so far.
-            length: integer [N], their lengths.
-            guesses: integer [N, K], of the masks; of these there may be none.
-            count: integer [N], how many of them may be used.
-            sure: fp32 [N], how likely the first of them is right.
+        Of the masks' `guesses` [N, K] there may be none; `count` [N] of them may be used, and the first is as likely
+        right as `sure` [N] says.
         """
         drafts, drafted = look_up(tokens, length, self.draft_length, longest=self.ngram)
         alone = (drafted > 0) & ((count == 0) | (sure < UNLIKELY))

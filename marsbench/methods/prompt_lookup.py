@@ -48,15 +48,8 @@ class PromptLookup(Method):
 def look_up(tokens: Tensor, length: Tensor, most: int, *, longest: int, shortest: int = 1) -> tuple[Tensor, Tensor]:
     """What followed the latest earlier place where the last n tokens of a text stand, for the longest n found anywhere.
 
-    Args:
-        tokens: integer [N, T], the texts.
-        length: integer [N], their lengths.
-        most: D, tokens to look up.
-        longest: the first n to look for.
-        shortest: the last one.
-
-    Returns:
-        Tokens [N, D], and how many of them were found, [N].
+    Texts are `tokens` [N, T] of a `length` [N]; n goes from `longest` down to `shortest`. Given are tokens [N, most],
+    and how many of them were found, [N].
     """
     size, last = tokens.shape[1], length.unsqueeze(1) - 1
     place, offset = (torch.arange(count, device=tokens.device) for count in (size, max(longest, most)))
