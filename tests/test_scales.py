@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -475,12 +476,18 @@ def test_a_scale_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ("scale", "table"), [*((scale, key) for scale in ("mini", "7b") for key, study in studies().items() if study.plan),
                          *((scale, "all") for scale in scales())],
 )  # fmt: skip
-def test_every_table_can_be_planned_at_every_scale(scale: str, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a plan that asks the hub, or knows only some tables and scales."""
+def test_every_table_can_be_planned_at_every_scale(
+    scale: str, table: str, monkeypatch: pytest.MonkeyPatch, wide_terminal: None
+) -> None:
+    """Guards against a plan that asks the hub, knows only some tables and scales, or leaves out what costs most."""
     monkeypatch.setattr(socket, "socket", None)
     for options in ([], ["--train"]):
         result = invoke("plan", "--table", table.removeprefix("table"), "--scale", scale, *options)
         assert ("An estimate, not a measurement" if table == "all" else "Estimates, not measurements") in result.output
+    if table == "all":
+        for line in ("training mars, B = 4 ", "answering with mars, B = 4 ", "racing Speed, 1 at once (alone)"):
+            assert f"│ {line}" in result.output
+        assert re.search(r"it may be: [\d,.]+ hours of one device", result.output)
 
 
 def test_training_hours_are_the_papers() -> None:

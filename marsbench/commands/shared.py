@@ -249,22 +249,3 @@ def dtype_of(name: str) -> torch.dtype:
     import torch
 
     return getattr(torch, name)  # type: ignore[no-any-return]
-
-
-def check_cluster(cluster: str | None, **given: object) -> None:
-    """Refuse, before anything heavy, a cluster that could not be used, and options that it would leave unheard.
-
-    `given` is what goes with no cluster, by its option; None or False where it was not given.
-    """
-    if cluster is None:
-        return
-    from importlib.util import find_spec
-
-    if find_spec("ray") is None:
-        raise UserError("--cluster needs Ray, which is not installed", fix="pip install 'marsbench[cluster]'")
-    for name, value in given.items():
-        if value:
-            raise UserError(
-                f"--{name} and --cluster do not go together",
-                fix=f"leave --{name} out: the cluster shares the work out, and makes what is missing",
-            )
