@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import answered, measured, page_rows
+from made_up import answered, measured, page_rows, sweep_row
 from tools import invoke
 
 from marsbench.evaluation.harness import digest_of
@@ -17,6 +17,7 @@ from marsbench.forward.fastest import reads_bf16
 from marsbench.line import TrainedStage
 from marsbench.methods import METHODS
 from marsbench.presets import preset
+from marsbench.racing.grid import COMPILED_AR
 from marsbench.rows.kinds import EvaluationRow, Row, SweepRow, TrainingRow
 from marsbench.rows.workspace import Workspace
 from marsbench.running.cells import Cells
@@ -25,7 +26,7 @@ from marsbench.running.plans import Asked, TablePlan
 from marsbench.running.run import Run
 from marsbench.statistics.decisions import Verdict
 from marsbench.statistics.intervals import Answers
-from marsbench.studies import regime
+from marsbench.studies import gains, regime
 from marsbench.studies.gains import MEASURED, cross_fitted, fastest_within
 from marsbench.studies.real_model import STUDY
 from marsbench.studies.real_model.lines import (
@@ -64,6 +65,23 @@ def test_each_half_answers_with_what_the_other_half_chose() -> None:
         cross_fitted([setting(set(), 10), Answers([1.0], [1], [1])], 1.0)
     with pytest.raises(ValueError, match="nothing to choose from"):
         cross_fitted([Answers([1.0], [1], [1])], 1.0)
+
+
+def test_a_rivals_setting_is_chosen_on_the_other_half_of_the_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a rival that is judged by the prompts its setting was chosen on, by tokens, or over eager `ar`."""
+    monkeypatch.setattr(gains, "_RACED", {"Jacobi decoding": ("mars", "jacobi", {}, "block_size", (2, 3))})
+    slow, fast = [0.4, 0.1, 0.4, 0.1], [0.1, 0.4, 0.1, 0.4]  # each is the faster one on half of the prompts
+    race = [
+        sweep_row(name, method, 1, [1.0], last_token=took, options=options)
+        for name, method, took, options in (
+            (COMPILED_AR, "ar", [0.4] * 4, {}), ("hf-generate", "hf-generate", [0.8] * 4, {}),
+            ("two", "jacobi", slow, {"block_size": 2}), ("three", "jacobi", fast, {"block_size": 3}),
+        )
+    ]  # fmt: skip
+    page = gains._raced(race)
+    assert "| Jacobi decoding |          2 | block_size 2    |" in page
+    assert "1.00 [1.00, 1.00] |" in page and "2.00 [2.00, 2.00] |" in page
+    assert gains._raced(race[1:]) == ""
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ class Answers:
 
     correct: Sequence[float]  # 0 or 1, or of several seeds the share that were right
     emitted: Sequence[int]  # tokens
-    forwards: Sequence[int]
+    forwards: Sequence[float]
 
 
 def accuracy(correct: Sequence[float]) -> Estimate:

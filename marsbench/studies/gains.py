@@ -6,14 +6,18 @@ Table 9, MARS against Jacobi decoding, stands on the same page, and so do the wa
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marsbench.findings.between_lines import as_accurate, emits, emits_more
 from marsbench.findings.cells import BENCHMARKS, Cells, latest_cells
 from marsbench.findings.claims import Claim, Section
-from marsbench.findings.sweep import ALLOWED_LOSS
+from marsbench.findings.in_words import with_interval
+from marsbench.findings.query import RACED
+from marsbench.findings.sweep import ALLOWED_LOSS, SweepCells, over_prompts, races_in_words
 from marsbench.line import Line
+from marsbench.racing.grid import COMPILED_AR, Grid
 from marsbench.rendering.figures import Labelled, labelled_figure, line_on, shared_benchmarks
+from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
@@ -21,6 +25,9 @@ from marsbench.statistics.intervals import Answers
 from marsbench.studies import table2
 from marsbench.studies.lines import AR_SFT, THRESHOLDS, headed, mars, mars_name, verified
 from marsbench.studies.study import TablePage
+
+if TYPE_CHECKING:
+    from marsbench.running.run import Run
 
 # ---- a line that is worked out: MARS whose tau was chosen on other questions ----
 #
@@ -213,6 +220,60 @@ _DIFFUSION, _SHIFTED, _NO_SFT = (
     next(line for line in table2.PLAN.lines if line.name == name)
     for name in ("block_diffusion", "block_diffusion_shifted", "mars_no_sft")
 )
+# The race: one request at a time, every contender compiled, four settings of each.
+_LIBRARY = "hf-generate"
+_RACED: dict[str, tuple[str, str, dict[str, Any], str, tuple[int, ...]]] = {  # stage, method, options, what varies
+    "verified MARS": ("mars", "mars-verified", {"layout": "linear", "threshold": 0.5}, "block_size", (2, 3, 4, 5)),
+    "an adapter with a draft head": (
+        "mars_gated_network", "mars-verified", {"layout": "linear", "threshold": 0.5}, "block_size", (2, 3, 4, 5),
+    ),
+    "speculative decoding": ("ar_sft", "speculative", {"draft": "draft_ar_sft"}, "draft_length", (2, 3, 4, 5)),
+    "Medusa": ("medusa_hard", "medusa", {}, "tree_width", (1, 2, 3, 4)),
+    "Jacobi decoding": ("ar_sft", "jacobi", {}, "block_size", (2, 3, 4, 5)),
+    "prompt lookup": ("ar_sft", "prompt-lookup", {}, "draft_length", (2, 3, 4, 6)),
+}  # fmt: skip
+
+
+def _race(run: "Run") -> list[Row]:
+    from marsbench.racing.sweep import Sweep
+
+    ar, small = Line.raced("ar", "ar_sft", "ar"), run.scale.in_seconds
+    tried = [
+        Line.raced(f"{words}, {name} = {value}", stage, method, **options, **{name: value})
+        for words, (stage, method, options, name, values) in _RACED.items()
+        for value in values
+    ]
+    lines = (ar, *tried) if small else (ar, ar.compiled_form(), *[line.compiled_form() for line in tried])
+    prompts, repeats = (12, 2) if small else (102, 3)
+    grid = Grid((*lines, Line.raced(_LIBRARY, "ar_sft", _LIBRARY)), (1,), prompts, repeats, positions=0, page="rivals")
+    return Sweep(run, grid).rows()
+
+
+def _raced(rows: Sequence[Row]) -> str:
+    """Tokens per second at the best setting, which the other half of the prompts chose, over two baselines."""
+    race, lines = SweepCells.of(rows), []
+    ar, library = (race.done.get((name, 1)) for name in (COMPILED_AR, _LIBRARY))
+    for words, (stage, method, _, name, values) in _RACED.items():
+        tried = [row for row in race.at(1) if (row.stage, row.method) == (stage, method)]
+        if ar and library and len(tried) == len(values):
+            chosen = cross_fitted([Answers(row.correct, row.emitted, row.last_token) for row in tried], ALLOWED_LOSS)
+            mine = replace(tried[0], emitted=list(chosen.emitted), last_token=list(chosen.forwards))
+            ratios = [ratio for other in (ar, library) if (ratio := over_prompts(mine, other))]
+            best = max(tried, key=lambda row: sum(row.emitted) / sum(row.last_token))
+            shown = [with_interval(ratio, 2) for ratio in ratios]
+            lines.append([words, str(len(tried)), f"{name} {best.options[name]}", *shown])
+    if not lines:
+        return ""
+    head = ["tokens/s", "settings", "best over all", "over compiled `ar`", "over `hf-generate`"]
+    return paragraphs(
+        "Raced one request at a time, every method with compiled steps and four settings. Half of the prompts choose "
+        "the setting by the clock, and the other half is what counts; intervals are over prompts. All give the very "
+        "tokens of their own model.",
+        table(head, lines, text=(0, 2)),
+        f"*{races_in_words(race.rows)}*",
+    )
+
+
 TRIED = TablePage(
     asks="is every rival at its best?",
     place=3,
@@ -241,5 +302,9 @@ TRIED = TablePage(
         "their accuracy. Elsewhere each is trained as is best here, for as many steps as MARS; Table 2 has block "
         "diffusion in both forms."
     ),
+    measure=_race,
+    kinds=RACED,
+    timed=True,
+    more=(_raced,),
 )
 STUDIES = STUDY, TABLE9, TRIED
