@@ -403,7 +403,7 @@ def test_accumulation_makes_up_the_batch(base: Path, tmp_path: Path, monkeypatch
 
 
 # ---- several processes -----------------------------------------------------------------------------------------------
-STEPS = 20
+STEPS = 10
 
 
 def losses(output: Path, processes: int) -> dict[str, list[float]]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,12 +20,11 @@ from safetensors.torch import load_file
 from small_work import count_and_die, do, fail, is_there, its_number, nothing, stay
 
 from marsbench.errors import UserError
-from marsbench.executors import display, local
-from marsbench.executors.display import shown
+from marsbench.executors import local
 from marsbench.executors.local import Local
 from marsbench.executors.tasks import Ended, Executor, Order, Task, log_of, perform
 from marsbench.line import Line, TrainedStage
-from marsbench.overview import PRELOAD, reproduction
+from marsbench.overview import PRELOAD, reproduction, work
 from marsbench.overview.work import PageTask, carry_out, executor_of, tasks_of
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset
@@ -221,11 +221,12 @@ class Heard(Reporter):
 def test_ends_are_shown_with_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a run of hours that never says how far it is, and a failure that only its log tells."""
     tasks, clock = [do(name, nothing, tmp_path, title=name, seconds=10.0) for name in "abcd"], [0.0]
-    monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(work.time, "monotonic", lambda: clock[0])
     heard, notes = Heard(), list[str]()
+    run: Any = SimpleNamespace(reporter=heard, workspace=SimpleNamespace(logs=tmp_path))
     monkeypatch.setattr(Bar, "update", lambda bar, done, total, note="": notes.append(f"{done} of {total}: {note}"))
     ends = (Ended(task.name, None, UserError("no luck") if task.name == "b" else None, "", 1.0) for task in tasks)
-    for _ in shown(ends, tasks, heard, tmp_path):
+    for _ in work.shown(ends, tasks, run):
         clock[0] += 100
     assert notes[1:] == ["2 of 4: about 2 min left", "3 of 4: about 1 min left", "4 of 4: "]
     assert heard.lines[:3] == [
@@ -269,7 +270,7 @@ def comparable(rows: Sequence[Row]) -> list[dict[str, object]]:
 
 
 def test_a_page_made_of_pieces_is_the_page(
-    tmp_path: Path, micro_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, micro_checkpoints: Path, brief_training: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against rows that depend on who made them, work left to pages, rows a second run misses, two writers."""
 
@@ -326,7 +327,9 @@ def test_questions_in_parts_make_the_row_of_the_whole(
     assert isinstance(one, list) and isinstance(other, list) and comparable(one) == comparable(other)
 
 
-def test_a_bad_checkpoint_fails_its_cells_and_nothing_else(tmp_path: Path, micro_checkpoints: Path) -> None:
+def test_a_bad_checkpoint_fails_its_cells_and_nothing_else(
+    tmp_path: Path, micro_checkpoints: Path, brief_training: None
+) -> None:
     """Guards against lines that are quietly left out, a page lost for one of its lines, and a training for nothing."""
     run = run_in(tmp_path, micro_checkpoints, benchmarks=("mini_gsm8k",), limit=2)
     next((run.workspace.runs / "checkpoints").glob("mars-b4*/model.safetensors")).write_bytes(b"cut short")

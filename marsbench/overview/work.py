@@ -5,7 +5,8 @@ A plan, processes of this machine and a cluster all read that list.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from marsbench.errors import UserError
-from marsbench.executors.display import shown
 from marsbench.executors.local import Here
-from marsbench.executors.tasks import Ended, Executor
+from marsbench.executors.tasks import Ended, Executor, log_of
 from marsbench.overview import PRELOAD
 from marsbench.presets import Preset
+from marsbench.progress import roughly
 from marsbench.rows.kinds import EvaluationRow, Row, Status
 from marsbench.running.graph import Known, Made, RunTask, after, answers, cells_of, settings_of, trainings
 from marsbench.studies import study_of
@@ -137,13 +138,34 @@ def carry_out(
     of_pages = {task.name: task for task in tasks if isinstance(task, PageTask)}
     made = dict[str, Ended]()
     with closing(executor.run(tasks)) as running:
-        for ended in running if alone else shown(running, tasks, run.reporter, run.workspace.logs):
+        for ended in running if alone else shown(running, tasks, run):
             made[ended.name] = ended
             if alone and ended.error is not None and ended.name not in of_pages:
                 run.reporter.say(escape(str(ended.error)))
     results = _Results(run, known, [ended.value for ended in made.values()])
     parts = {study.key: [made[name] for name, task in of_pages.items() if task.study == study.key] for study in wanted}
     return refused | {study.key: results.page(study, parts[study.key]) for study in wanted}
+
+
+def shown(running: Iterable[Ended], tasks: Sequence[RunTask], run: Run) -> Iterator[Ended]:
+    """The ends of tasks as they come: how many are done, which have failed, and how long the rest may take.
+
+    How far a task is that runs, its log says.
+    """
+    known, seconds, begun = {task.name: task for task in tasks}, 0.0, time.monotonic()
+    whole = sum(task.seconds for task in tasks)
+    with run.reporter.bar(f"{len(tasks)} pieces of work", guesses=False) as bar:
+        for done, ended in enumerate(running, 1):
+            task, where = known[ended.name], f" on {ended.node}" if ended.node else ""
+            if ended.error is None:
+                run.reporter.say(escape(f"done: {task.title}{where}, {roughly(ended.seconds)}"))
+            else:
+                log = log_of(run.workspace.logs, task.name)
+                run.reporter.say(escape(f"failed: {task.title}{where}: {ended.error.what} (see {log})"))
+            seconds += task.seconds  # what is done says how good the estimates are
+            left = (time.monotonic() - begun) * (whole - seconds) / seconds if seconds else 0.0
+            bar.update(done, len(tasks), f"{roughly(left)} left" if left else "")
+            yield ended
 
 
 class _Results:
