@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from marsbench import world
 from marsbench.errors import UserError
 from marsbench.files import check_can_be_written, write_atomically
 
@@ -40,10 +39,6 @@ class Shown:
         return f"{self.title}: {self.forwards} forward passes"
 
 
-def sample_question() -> str:
-    return world.test_set("mini_gsm8k", 1)[0].prompt
-
-
 def answer(answering: Answering, question: str, max_new_tokens: int) -> Generation:
     from marsbench.decoding.generation import Request
     from marsbench.training.data import chat_prompt
@@ -52,10 +47,6 @@ def answer(answering: Answering, question: str, max_new_tokens: int) -> Generati
     ids = tokenizer(chat_prompt(tokenizer, question), add_special_tokens=False).input_ids
     (generation,) = answering.decode([Request(ids, max_new_tokens, answering.threshold)])
     return generation
-
-
-def shown(title: str, generation: Generation, tokenizer: PreTrainedTokenizerBase) -> Shown:
-    return merged(title, token_texts(generation.tokens, tokenizer), generation.settled_by, generation.forwards)
 
 
 def token_texts(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -68,15 +59,13 @@ def token_texts(tokens: list[int], tokenizer: PreTrainedTokenizerBase) -> list[s
     return parts
 
 
-def merged(title: str, texts: Sequence[str], settled_by: Sequence[int], forwards: int) -> Shown:
-    """Tokens as text with those of one forward together.
-
-    `settled_by` says for each token, an emitted EOS among them, which forward settled it, from 1.
-    """
+def shown(title: str, generation: Generation, tokenizer: PreTrainedTokenizerBase) -> Shown:
+    """A generation's tokens as text, with those of one forward together."""
+    settled_by, texts = generation.settled_by, token_texts(generation.tokens, tokenizer)
     parts = zip(settled_by, texts, strict=False)  # an EOS has no text
     pieces = [(forward, "".join(part for _, part in group)) for forward, group in groupby(parts, lambda part: part[0])]
-    speed = f"{len(settled_by)} tokens, {len(settled_by) / forwards:.2f} per forward pass"
-    return Shown(f"{title}: {speed}", forwards, pieces)
+    speed = f"{len(settled_by)} tokens, {len(settled_by) / generation.forwards:.2f} per forward pass"
+    return Shown(f"{title}: {speed}", generation.forwards, pieces)
 
 
 def shaded(generation: Shown, *, color: bool = True) -> Text:

@@ -122,6 +122,6 @@ def test_the_page_says_what_was_found(speed: float, same: int, said: str) -> Non
         Result(next(one for one in CONTENDERS if one.name == name), Estimate(x, Interval(x, x), 5), 2.0, count)
         for name, x, count in (("ar", 1.0, 4), ("masks, linear, W = 3", speed, same))
     ]
-    page = page_of("a-model", Path("out/adapter"), torch.bfloat16, Plan(24, 4, 50, 1.0, 1.0, 1.0), found, [4, 3, 1])
+    page = page_of("a-model", Path("out/adapter"), torch.bfloat16, Plan(24, 4, 50), found, [4, 3, 1])
     assert said in page and "up to 1 rows 4 tokens, up to 2 rows 3 tokens, above ar" in page
     assert ("--method mars-verified --layout linear --window 3" in page) == (speed > 1)

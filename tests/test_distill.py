@@ -20,8 +20,7 @@ from marsbench import answering
 from marsbench.cli import app
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
-from marsbench.distilling.distill import Chats, Response, read_prompts
-from marsbench.distilling.self_asked import TEMPERATURE, self_asked
+from marsbench.distilling.distill import TEMPERATURE, Chats, Response, read_prompts, self_asked
 from marsbench.errors import UserError
 from marsbench.methods.ar import Autoregressive
 from marsbench.progress import Reporter

@@ -16,8 +16,7 @@ import torch
 from marsbench.answering import Answering
 from marsbench.decoding.acceptance_report import Acceptance
 from marsbench.decoding.generation import Request
-from marsbench.distilling.distill import Distiller, read_prompts
-from marsbench.distilling.self_asked import self_asked
+from marsbench.distilling.distill import Distiller, read_prompts, self_asked
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
 from marsbench.findings.in_words import with_interval
@@ -26,7 +25,7 @@ from marsbench.json_lines import read_json
 from marsbench.line import Line, TrainedStage
 from marsbench.methods.fitting import fit, load_aloud
 from marsbench.presets import Preset
-from marsbench.progress import Reporter, roughly
+from marsbench.progress import Reporter
 from marsbench.racing.position_law import in_words
 from marsbench.racing.race import Race, RoundLog
 from marsbench.racing.step_time import windows_that_pay
@@ -53,19 +52,14 @@ class Plan:
     prompts: int  # that are answered, those held out among them
     held_out: int
     steps: int
-    answering_s: float
-    training_s: float
-    racing_s: float
 
     @property
     def kept_back(self) -> range:
         return range(0, self.held_out * HELD_OUT_EVERY, HELD_OUT_EVERY)
 
     def in_words(self) -> str:
-        return (
-            f"{self.prompts:,} prompts answered ({roughly(self.answering_s)}), {self.steps:,} steps of training "
-            f"({roughly(self.training_s)}), {self.held_out} prompts held out for a race ({roughly(self.racing_s)})"
-        )
+        done = f"{self.prompts:,} prompts answered, {self.steps:,} steps of training"
+        return f"{done}, {self.held_out} prompts held out for a race"
 
 
 class Result(NamedTuple):
@@ -219,10 +213,7 @@ class Adapting:
         held_out = min(asked // HELD_OUT_EVERY, _HELD_OUT, int(_RACING * left / alone))
         time_left = left - asked * per_answer - held_out * alone
         a_pass = max(1, (asked - held_out) // self._scale.finetuning.batch_size)
-        plan = Plan(
-            asked, held_out, min(int(time_left / per_step), _PASSES * a_pass), asked * per_answer,
-            min(time_left, _PASSES * a_pass * per_step), held_out * alone,
-        )  # fmt: skip
+        plan = Plan(asked, held_out, min(int(time_left / per_step), _PASSES * a_pass))
         if asked < _FEWEST or held_out < 1 or plan.steps < _SHORTEST:
             needed = max(_FEWEST * per_answer / _ANSWERING, alone / _RACING, _SHORTEST * per_step / 0.5)
             raise UserError(

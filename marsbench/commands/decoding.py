@@ -43,11 +43,12 @@ def show(
     from rich.console import Console
 
     from marsbench.answering import Answering
-    from marsbench.show import answer, check_image, draw, sample_question, shaded, shown
+    from marsbench.show import answer, check_image, draw, shaded, shown
+    from marsbench.world import test_set
 
     if image:
         check_image(image)
-    question, found = sample_question() if prompt is None else prompt, []
+    question, found = test_set("mini_gsm8k", 1)[0].prompt if prompt is None else prompt, []
     draft = decoder.load_draft(decoding, run.reporter)
     loaded = start.loaded(run, decoding.dtype)
     for way in ways:

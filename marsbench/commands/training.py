@@ -78,7 +78,7 @@ def distill(
     shared.use_packing(decoding.pack)
     from marsbench.answering import Answering, check_target
     from marsbench.distilling.distill import Distiller, read_prompts
-    from marsbench.distilling.self_asked import self_asked as asked_by
+    from marsbench.distilling.distill import self_asked as asked_by
     from marsbench.progress import Reporter
 
     source = prompts or out.with_name(f"{out.name}.prompts")

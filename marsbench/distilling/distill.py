@@ -76,10 +76,7 @@ class Chats:
             UserError: the trainer could not use it.
         """
         self.tokenizer = copy.deepcopy(tokenizer)
-        try:
-            prepare_for_chat(self.tokenizer)
-        except UserError as error:
-            raise UserError(error.what, where=error.where, fix="choose a checkpoint that is made for chats") from error
+        prepare_for_chat(self.tokenizer)
 
     def ends(self, loaded: Loaded) -> tuple[list[int], int]:
         """The ids that end an answer, that with which the trainer ends it among them; and the id that pads."""
@@ -253,3 +250,52 @@ class Distiller:
                     on_finished=partial(finished, numbers),
                 )  # fmt: skip
         return [answers[number] for number in requests]
+
+
+# ---- questions that a model asks itself ------------------------------------------------------------------------------
+
+TEMPERATURE = 0.8
+_LONGEST, _SHORTEST = 72, 5  # tokens of a question
+_DRAWN = 3  # questions are drawn for one that is kept, at most
+_AT_ONCE = 2048  # questions that are drawn before it is looked how many are kept
+_PLACE = "~the question~"
+
+
+def self_asked(answering: Answering, wanted: int, out: Path, reporter: Reporter, *, seed: int = 0) -> Path:
+    """Have a model ask so many questions, no two alike, and write them as prompts, one a line (arXiv 2406.08464).
+
+    They are users' turns, sampled from where its chat template begins one: for users without prompts. A file that is
+    there stays. Every question has a seed of its own, from `seed`. `UserError` where the model asks too little that is
+    a question.
+    """
+    if out.exists():
+        return out
+    chats = Chats(answering.loaded.tokenizer)
+    turn = [{"role": "user", "content": _PLACE}]
+    before, place, after = str(chats.tokenizer.apply_chat_template(turn, tokenize=False)).partition(_PLACE)
+    if not place or not after.strip():
+        raise UserError("the chat template does not say where a user's turn begins and ends", fix="give --prompts")
+    ids: list[int] = chats.tokenizer(before, add_special_tokens=False).input_ids
+    (first_after, *_) = chats.tokenizer(after, add_special_tokens=False).input_ids
+    ends, pad_id = chats.ends(answering.loaded)
+    kept = dict[str, None]()
+
+    def finished(_: int, made: Generation) -> None:
+        text = chats.text(made.tokens)
+        is_whole = made.finish == "eos" and len(made.tokens) >= _SHORTEST and REPLACED not in text
+        if len(kept) < wanted and is_whole and text.strip() and text == chats.text(made.tokens, special=True):
+            kept[text.strip()] = None
+            bar.update(len(kept), wanted)
+
+    with reporter.bar("the model asks itself") as bar:
+        for first in range(0, _DRAWN * wanted, _AT_ONCE):
+            numbers = range(first, first + min(_AT_ONCE, 2 * (wanted - len(kept))))
+            requests = [Request(ids, _LONGEST, temperature=TEMPERATURE, seed=1000 * seed + one) for one in numbers]
+            answering.decode(requests, eos_id=sorted({*ends, first_after}), pad_id=pad_id, on_finished=finished)
+            if len(kept) == wanted:
+                break
+    if 10 * len(kept) < wanted:
+        raise UserError(f"of {wanted:,} questions the model asked {len(kept):,}", fix="give --prompts")
+    reporter.say(f"the model asked itself {len(kept):,} questions")
+    write_atomically(out, "".join(json.dumps({"prompt": text}) + "\n" for text in kept).encode())
+    return out

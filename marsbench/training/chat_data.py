@@ -17,6 +17,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
+from typing_extensions import TypedDict
 
 from marsbench.errors import UserError, told_to_user
 from marsbench.json_lines import read_lines
@@ -92,8 +93,7 @@ def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: 
     return ChatData(rows, list(rows["length"]), list(rows["labelled"]), len(table) - len(rows))
 
 
-@dataclass(frozen=True)
-class _Line:
+class _Line(TypedDict):
     messages: Any
 
 
@@ -103,7 +103,7 @@ def _from_file(file: Path) -> Any:
     fix, rows = 'write {"messages": [{"role": "user", "content": "..."}, ...]} on one line', []
     for number, record in enumerate(read_lines(file, _Line, what="a conversation", mend=fix), 1):
         with told_to_user("this is no conversation", ValueError, where=f"{file}, line {number}", fix=fix):
-            rows.append({"messages": text_turns(record.messages)})
+            rows.append({"messages": text_turns(record["messages"])})
     return Dataset.from_list(rows)
 
 

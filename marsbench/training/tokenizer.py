@@ -68,12 +68,14 @@ def prepare_for_chat(tokenizer: PreTrainedTokenizerBase) -> None:
     """
     where = str(tokenizer.name_or_path)
     if tokenizer.chat_template is None:
-        raise UserError("the tokenizer has no chat template", where=where, fix="choose another --base")
+        raise UserError("the tokenizer has no chat template", where=where, fix="choose a model made for chats")
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
     text = str(tokenizer.apply_chat_template(turns, tokenize=False))
     ending = tokenizer(text[text.rindex("!") + 1 :].lstrip(), add_special_tokens=False).input_ids
     if not ending or not tokenizer.added_tokens_decoder.get(ending[0], ""):
-        raise UserError("the chat template ends no turn with a special token", where=where, fix="choose another --base")
+        raise UserError(
+            "the chat template ends no turn with a special token", where=where, fix="choose a model made for chats"
+        )
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(ending[0])
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
