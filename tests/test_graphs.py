@@ -31,7 +31,7 @@ from transformers import LlamaForCausalLM
 from marsbench import generate
 from marsbench.commands.shared import Start
 from marsbench.compiled import graphs as graphs_module
-from marsbench.compiled.graphs import Graphs, Run, kind_of_batch, why_not
+from marsbench.compiled.graphs import Graphs, Run, kind_of_batch
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
 from marsbench.forward import decoder, window
@@ -265,16 +265,12 @@ def test_stands_that_are_left_are_kept_up_to_a_limit(given: dict[str, Any], monk
 
 
 def test_recording_needs_no_compiler(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against Triton's traceback without a compiler or Python.h, and compiling where recording is enough."""
+    """Guards against compiling where recording is enough."""
     model, method = llama(0), method_of("ar", given)
     monkeypatch.setattr(graphs_module, "_compiled", None)
     monkeypatch.setattr(graphs_module, "cpp_compiler", lambda: None)
     kind, reason = kind_of_batch(model, method, True)
     assert not reason and answers(model, method, kind) == answers(model, method)
-    assert "C++ compiler" in why_not(model, method, "inductor")
-    monkeypatch.setattr(graphs_module, "cpp_compiler", lambda: "g++")
-    monkeypatch.setattr(graphs_module.sysconfig, "get_path", lambda name: "/nowhere")
-    assert "Python.h" in why_not(model, method, "inductor") and not why_not(model, method)
 
 
 class Capture:

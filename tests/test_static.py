@@ -11,6 +11,7 @@ import torch
 from test_host_reads import Reads
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+from marsbench.compiled import graphs as graphs_module
 from marsbench.compiled.fixed import Steps
 from marsbench.compiled.graphs import Graphs, why_not
 from marsbench.decoding.engine import Batch, Method
@@ -137,9 +138,12 @@ def test_a_step_reads_one_packed_tensor(what: str, model: LlamaForCausalLM, give
 
 
 @pytest.mark.parametrize("what", SETTINGS)
-def test_a_step_is_one_graph(what: str, model: LlamaForCausalLM, given: dict[str, Any]) -> None:
+def test_a_step_is_one_graph(
+    what: str, model: LlamaForCausalLM, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Guards against graph breaks (each would raise), and against shapes that are compiled twice."""
-    graphs = Graphs(backend="eager")
+    monkeypatch.setattr(graphs_module, "_BACKEND", "eager")
+    graphs = Graphs()
     batch, plain = (in_flight(model, method_of(what, given), one) for one in (graphs, None))
     for _ in range(3):
         batch.step()

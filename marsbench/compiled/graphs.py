@@ -1,13 +1,11 @@
 """Steps of fixed shape as graphs: by `torch.compile`, and as CUDA graphs where there is CUDA."""
 
-import sysconfig
 import time
 import types
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -23,25 +21,22 @@ from marsbench.forward.modules import device_of
 from marsbench.forward.native import cpp_compiler
 from marsbench.forward.window import recording
 
+_BACKEND = "inductor"  # of `torch.compile`
 _SPARE_BYTES = 4 << 30  # of empty stands, kept for the graphs that were recorded of them
 Run = Callable[[], Tensor]
 Step = Callable[[Decoder, Method, Stand], Tensor]
 
 
-def why_not(model: Any, method: Method | OutsideMethod, backend: str | None = None) -> str:
-    """Why a method cannot be compiled for a model here, empty if it can; `backend` is that of `Graphs`."""
+def why_not(model: Any, method: Method | OutsideMethod) -> str:
+    """Why a method's steps cannot be graphs for a model here, empty if they can."""
     if isinstance(method, OutsideMethod):
         return f"method {method.name!r} brings a loop of its own"
     if method.most() is None:
         return f"the windows of method {method.name!r} have no fixed shape"
     if not all(map(_is_bare, (decoder_of(model), *_drafting(method)))):
         return "only plain Qwen2 and Llama models are compiled"
-    device = device_of(model)
-    if (backend or default_backend(device)) == "inductor":
-        if cpp_compiler() is None:
-            return "there is no C++ compiler"
-        if records_on(device) and not Path(sysconfig.get_path("include"), "Python.h").exists():
-            return "Triton needs Python.h, of a package such as python3-dev"
+    if not records_on(device_of(model)) and cpp_compiler() is None:
+        return "there is no C++ compiler"
     return ""
 
 
@@ -64,15 +59,8 @@ def kind_of_batch(model: Any, method: Method | OutsideMethod, compiled: bool | N
     return _KEPT[model].batch, ""
 
 
-def default_backend(device: torch.device) -> str:
-    """What compiles steps on a device, as `torch.compile` calls it; "eager" where recording them is enough.
-
-    A CUDA graph launches a step as a whole, which is what compiling is for; inductor takes far longer for each shape.
-    """
-    return "eager" if records_on(device) else "inductor"
-
-
 def records_on(device: torch.device) -> bool:
+    """Whether steps are recorded there, which launches each as a whole: compiling takes far longer for each shape."""
     return device.type == "cuda"
 
 
@@ -83,13 +71,9 @@ class Graphs(Steps):
     stand that a batch has left is kept for the next one, since a recorded graph is of its buffers, up to a limit for
     all graphs of the process. What a graph reads beside its stand lives as long as the model: the weights. Where they
     have moved when a batch begins, the step is recorded anew.
-
-    Args:
-        backend: of `torch.compile`; None = what is best on the model's device.
     """
 
-    def __init__(self, backend: str | None = None) -> None:
-        self._backend = backend
+    def __init__(self) -> None:
         self.compile_seconds = 0.0  # spent so far
         self._compiled: dict[Hashable, Step] = {}
         self._spare: dict[Hashable, tuple[int, Stand]] = {}  # with the number of when it was left
@@ -129,24 +113,18 @@ class Graphs(Steps):
         decoders = decoder, *_drafting(method)
         if not all(map(_is_bare, decoders)):
             return super().step_on(decoder, method, stand)
-        device = stand.rows.length.device
-        step: Step = static_step
-        backend = self._backend or default_backend(device)
-        if backend != "eager" or not records_on(device):  # what is recorded need not be traced before
+        if not records_on(stand.rows.length.device):
             natively = tuple(which.natively for which in decoders if isinstance(which, LeanDecoder))
             key = (decoders, natively, method, stand.shape, stand.rows.cache.dtype)
             if key not in self._compiled:
                 with self._timed(), stand.still():
-                    self._compiled[key] = _compiled(static_step, backend)
+                    self._compiled[key] = _compiled(static_step)
                     self._compiled[key](decoder, method, stand)
-            step = self._compiled[key]
-        run = partial(step, decoder, method, stand)
-        if not records_on(device):
-            return run
+            return partial(self._compiled[key], decoder, method, stand)
         addresses = _addresses(decoders, method)
         if stand not in self._recorded or self._recorded[stand][0] != addresses:
             with self._timed(), stand.still(), recording():
-                self._recorded[stand] = addresses, recorded(run)
+                self._recorded[stand] = addresses, recorded(partial(static_step, decoder, method, stand))
         return self._recorded[stand][1]
 
     @contextmanager
@@ -177,14 +155,14 @@ def _addresses(decoders: tuple[Decoder, ...], method: Method) -> Hashable:
     return (*(which.addresses() for which in decoders if isinstance(which, LeanDecoder)), *of_heads)
 
 
-def _compiled(step: Step, backend: str) -> Step:
+def _compiled(step: Step) -> Step:
     """A step that becomes a graph by its first call, for good: it is only called with what it was made for."""
     # torch keeps graphs by their code, and without guards it would take any of them for all shapes.
     alone = types.FunctionType(step.__code__.replace(), step.__globals__, step.__name__)
     # Checking every weight before every step takes longer than the step of a small model.
     no_guards = getattr(torch.compiler, "skip_all_guards_unsafe", None)
     options = {"guard_filter_fn": no_guards} if no_guards else None
-    compiled: Step = torch.compile(alone, fullgraph=True, dynamic=False, backend=backend, options=options)
+    compiled: Step = torch.compile(alone, fullgraph=True, dynamic=False, backend=_BACKEND, options=options)
     return compiled
 
 

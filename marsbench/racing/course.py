@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from marsbench.answering import Answering
-from marsbench.compiled.graphs import Graphs, default_backend, why_not
+from marsbench.compiled.graphs import Graphs, records_on, why_not
 from marsbench.decoding.engine import Method
 from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
@@ -50,7 +50,7 @@ class Course:
         self._dtype: torch.dtype = getattr(torch, grid.dtype)
         # The run's policy is for what is raced and timed: who races again does not want to train again.
         self._checkpoints = Checkpoints(replace(run, existing="reuse"))
-        self._backend = default_backend(torch.device(default_device()))
+        self._backend = "eager" if records_on(torch.device(default_device())) else "inductor"  # as keys call them
         self._load = cache(load or self._checkpoint)
         # Graphs belong to one method: both are kept, so that what was compiled at one batch size serves at the
         # next, and at one threshold for all.
@@ -88,9 +88,9 @@ class Course:
             eager = replace(eager, method=carried_over(eager.method, draws, loaded.model.device))
         if not line.compiled:
             return eager
-        if reason := why_not(loaded.model, eager.method, self._backend):
+        if reason := why_not(loaded.model, eager.method):
             raise UserError(f"it cannot be compiled: {reason}", fix="race it without `compiled`")
-        method, graphs = self._compiled.setdefault(_steps_of(line), (eager.method, Graphs(self._backend)))
+        method, graphs = self._compiled.setdefault(_steps_of(line), (eager.method, Graphs()))
         return replace(eager, method=method, kind=graphs.batch)
 
     def compiling(self, line: Line) -> dict[str, Any]:
