@@ -169,7 +169,6 @@ def test_nothing_of_ray_is_imported_without_a_cluster() -> None:
 
 @pytest.mark.parametrize(("more", "said"), [
     ([], "pip install 'marsbench[cluster]'"), (["--jobs", "2"], "--jobs and --cluster do not go together"),
-    (["--existing", "rerun"], "--existing and --cluster"),
 ])  # fmt: skip
 def test_a_cluster_that_cannot_be_used_is_refused_at_once(
     more: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

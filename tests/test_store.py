@@ -32,7 +32,7 @@ from marsbench.line import TrainedStage
 from marsbench.locks import locked
 from marsbench.presets import preset
 from marsbench.rows.kinds import SCHEMA, AnyRow, EvaluationRow, StepCostRow, TrainingRow, to_json
-from marsbench.rows.store import RowStore, existing_policy, read_rows, rows_text
+from marsbench.rows.store import RowStore, read_rows, rows_text
 from marsbench.rows.workspace import Workspace, full_disk_explained
 from marsbench.running.cells import Cells
 from marsbench.running.plans import Asked
@@ -59,15 +59,12 @@ def test_rows_survive_the_round_trip(tmp_path: Path) -> None:
 
 
 def test_old_rows_load_and_strange_ones_do_not() -> None:
-    """Guards against rows dropped by an upgrade, a newer file read wrongly, a misspelt policy taken for the default."""
+    """Guards against rows dropped by an upgrade, and a newer file read wrongly."""
     record = {name: value for name, value in to_json(row("a")).items() if name != "provenance"}
     assert parse_json(json.dumps(record), AnyRow) == row("a")
     for strange in ({**record, "kind": "rumour"}, {**record, "schema": SCHEMA + 1}):
         with pytest.raises(ValueError, match="unknown"):
             parse_json(json.dumps(strange), AnyRow)
-    assert existing_policy("rerun") == "rerun"
-    with pytest.raises(UserError, match="reuse, rerun, fail"):
-        existing_policy("overwrite")
 
 
 def test_two_writers_do_not_mix_lines_and_the_last_row_counts(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from marsbench.errors import UserError
 from marsbench.executors import local
 from marsbench.executors.local import Local
 from marsbench.executors.tasks import Ended, Executor, Order, Task, log_of, perform
-from marsbench.line import Line, TrainedStage
+from marsbench.line import TrainedStage
 from marsbench.overview import PRELOAD, reproduction, work
 from marsbench.overview.work import PageTask, carry_out, executor_of, tasks_of
 from marsbench.paths import PACKAGE
@@ -37,9 +37,9 @@ from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.graph import AnswerTask, Known, RunTask, TrainTask
 from marsbench.running.run import Run
 from marsbench.studies import studies, study_of
-from marsbench.training import checkpoints, records
+from marsbench.training import checkpoints
 from marsbench.training.records import finished
-from marsbench.training.stages import Recipe, recipe
+from marsbench.training.stages import recipe
 
 TIMES = ("seconds", "provenance")  # of a row; what may differ from run to run
 PARENTS = {"base": None, "sft": "base", "draft": None, "mars": "sft", "medusa": "sft", "longer": "base"}
@@ -358,36 +358,8 @@ def test_a_training_that_cannot_be_is_tried_once(tmp_path: Path) -> None:
     assert "training base failed" in log_of(here.logs, "training-mars-b4").read_text()
 
 
-# ---- the command ----------------------------------------------------------------------------------------------------
-def test_who_makes_again_does_it_here_and_once(
-    tmp_path: Path, micro_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guards against processes, or tasks, that each make the same thing again, and a child of an older parent."""
-    run = run_in(tmp_path, micro_checkpoints, benchmarks=("mini_gsm8k",), limit=2)
-    assert isinstance(executor_of(run, jobs=2), local.Local) and isinstance(executor_of(run, jobs=1), local.Here)
-    carry_out([study_of("table9")], run, executor_of(run, jobs=1))
-    trained, measured, measure_one = list[str](), list[str](), Cells._measure
-
-    def train_again(self: Checkpoints, chosen: Recipe, folder: Path) -> Any:
-        trained.append(chosen.stage)
-        shutil.copytree(micro_checkpoints / chosen.name, folder)
-        return records.finished(folder)
-
-    def measure_again(self: Cells, line: Line, *more: Any) -> Any:
-        measured.append(line.name)
-        return measure_one(self, line, *more)
-
-    monkeypatch.setattr(Checkpoints, "_train_now", train_again)
-    monkeypatch.setattr(Cells, "_measure", measure_again)
-    again = replace(run, existing="rerun", renewed=set())
-    carry_out([study_of("table9")], again, executor_of(again, jobs=2))
-    assert trained == ["base", "ar_sft", "mars"]
-    assert sorted(measured) == sorted(line.name for line in study_of("table9").plan.lines)  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("existing", ["reuse", "rerun"])
 def test_who_comes_second_waits_and_uses_what_the_first_has_trained(
-    existing: str, micro_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    micro_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against two trainings of one checkpoint at once, which end each other with a traceback."""
 
@@ -396,14 +368,10 @@ def test_who_comes_second_waits_and_uses_what_the_first_has_trained(
 
     monkeypatch.setattr("marsbench.training.trainer.train", trained)
     heard = Heard()
-    run = Run(
-        preset("micro"), Workspace(tmp_path, "micro"), "rerun" if existing == "rerun" else "reuse", reporter=heard
-    )
+    run = Run(preset("micro"), Workspace(tmp_path, "micro"), reporter=heard)
     checkpoints, rows = Checkpoints(run), list[TrainingRow]()
     chosen = checkpoints.recipe(TrainedStage("base", None))
     folder = run.workspace.checkpoint(chosen)
-    if existing == "rerun":  # an older one is there when both begin
-        shutil.copytree(micro_checkpoints / chosen.name, folder)
     run.workspace.lock(chosen).parent.mkdir(parents=True)
     first = FileLock(run.workspace.lock(chosen))
     first.acquire()
@@ -412,8 +380,7 @@ def test_who_comes_second_waits_and_uses_what_the_first_has_trained(
     while not heard.lines and second.is_alive():
         time.sleep(0.01)
     assert heard.lines == [f"another command is training {chosen.name} (an unknown process): waiting for it"]
-    if existing == "reuse":
-        shutil.copytree(micro_checkpoints / chosen.name, folder)
+    shutil.copytree(micro_checkpoints / chosen.name, folder)
     first.release()
     second.join(timeout=60)
     record = finished(folder)

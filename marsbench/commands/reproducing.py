@@ -83,11 +83,8 @@ def reproduce(
     study = study_of(what) if what != "all" else None
     if quick and study is not None and study.grid is None:
         raise UserError("--quick is the speed sweep's", fix="leave it out, or give it to marsbench sweep")
-    if cluster is not None and (jobs or start.existing != "reuse"):
-        raise UserError(
-            f"--{'jobs' if jobs else 'existing'} and --cluster do not go together",
-            fix="leave one out: a cluster shares the work out, and makes what is missing",
-        )
+    if cluster is not None and jobs:
+        raise UserError("--jobs and --cluster do not go together", fix="leave --jobs out: a cluster has its own")
     if jobs != 1 and cluster is None:
         import_ahead(PRELOAD)
     run = start.run()

@@ -57,8 +57,8 @@ PromptColumn = Annotated[str | None, typer.Option(help="Column with the prompts,
 
 # The options of `Start` that make a run and say what it trains on; the others say which checkpoint decodes.
 OF_RUN = (
-    "scale", "seed", "benchmarks", "limit", "existing", "data_dir", "train_all", "checkpoint", "output", "base",
-    "chat_data", "max_steps", "compiled",
+    "scale", "seed", "benchmarks", "limit", "data_dir", "train_all", "checkpoint", "output", "base", "chat_data",
+    "max_steps", "compiled",
 )  # fmt: skip
 
 
@@ -70,7 +70,6 @@ class Start:
     seed: int = option("Seed of initial weights and training data.", 0, least=0, most=2**32 - 1)
     benchmarks: str | None = option("Instead of the scale's own: names, `mini` or `real`, with commas between.")
     limit: int | None = option("Only the first N questions of each benchmark.", least=1)
-    existing: str = option("What is there already: reuse it, or rerun it.", "reuse")
     data_dir: Path | None = option("Local copy of the benchmark data.", shown={"envvar": "MARSBENCH_DATA"})
     train_all: bool = option(
         "Train every stage, even where a published checkpoint or a shipped base exists.", False,
@@ -148,10 +147,8 @@ class Start:
                 fix="correct --data-dir or MARSBENCH_DATA, or leave both out to load it from the hub",
             )  # fmt: skip
         from marsbench.evaluation.benchmarks import benchmarks
-        from marsbench.rows.store import existing_policy
         from marsbench.rows.workspace import Workspace
 
-        policy = existing_policy(self.existing)
         names = [name.strip() for name in self.benchmarks.split(",")] if self.benchmarks else []
         asked, limit, seed = benchmarks(names), self.limit, self.seed
         variant = "-".join([*names, *([f"limit{limit}"] if limit else []), *([f"seed{seed}"] if seed else [])])
@@ -159,7 +156,7 @@ class Start:
         workspace.check_writable()
         from marsbench.running.run import Run  # heavy
 
-        return Run(chosen, workspace, policy, seed, asked, limit, data_dir=self.data_dir, compiled=self.compiled)
+        return Run(chosen, workspace, seed, asked, limit, data_dir=self.data_dir, compiled=self.compiled)
 
 
 def takes(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from marsbench.rows.kinds import Row
 
 
-@shared.starts("scale", "seed", "existing", "data_dir", "train_all", "checkpoint", "output")
+@shared.starts("scale", "seed", "data_dir", "train_all", "checkpoint", "output")
 def sweep(
     start: shared.Start,
     grid: shared.GridFile = None,
@@ -27,8 +27,7 @@ def sweep(
 
     All contenders of a batch size decode the same prompts in turn, so their ratios can be believed; accuracy comes from
     the same generations. Leave the machine alone while it runs. Interrupted at any moment, the same command goes on
-    where it stopped; `--existing rerun` races everything again on the same checkpoints. `marsbench plan --sweep` says
-    beforehand what it will measure.
+    where it stopped. `marsbench plan --sweep` says beforehand what it will measure.
     """
     from marsbench.presets import preset
     from marsbench.racing.grid import read_grid, shipped_grid

@@ -97,7 +97,7 @@ def distill(
     typer.echo(f"wrote {out}: {found}")
 
 
-@shared.starts("block_size", "base", "chat_data", "max_steps", "scale", "seed", "existing", "output")
+@shared.starts("block_size", "base", "chat_data", "max_steps", "scale", "seed", "output")
 def train(
     start: shared.Start,
     stage: Annotated[str, typer.Argument(help="What to train: see `marsbench list stages`.")],

@@ -94,7 +94,7 @@ class FromRun(Known):
         self.answers: dict[str, EvaluationRow] = {}  # place of a cell -> its row, of those that were asked for
 
     def is_trained(self, trained: TrainedStage) -> bool:
-        return self._run.existing == "reuse" and self._checkpoints.record(trained) is not None
+        return self._checkpoints.record(trained) is not None
 
     def asked(self, plan: TablePlan) -> list[str]:
         return self._run.asked(plan)
@@ -225,7 +225,7 @@ def _refusal(study: Study, run: Run, quick: bool) -> list[Row] | UserError | Non
 
 
 def executor_of(run: Run, *, jobs: int | None = None, cluster: str | None = None) -> Executor:
-    """A cluster, or so many processes here; this process alone where it makes again what is there, as each would.
+    """A cluster, or so many processes here.
 
     Without `jobs`: one process per GPU, or one per core where the world's small models are asked.
     """
@@ -237,7 +237,7 @@ def executor_of(run: Run, *, jobs: int | None = None, cluster: str | None = None
         return Cluster(cluster, run.workspace.logs)
     gpus = torch.cuda.device_count()
     jobs = jobs or gpus or (min(torch.get_num_threads(), _MOST) if run.scale.world else 1)
-    if jobs == 1 or run.existing != "reuse":
+    if jobs == 1:
         return Here(run.workspace.logs, run.reporter)
     from marsbench.executors.local import Local
 

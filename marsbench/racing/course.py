@@ -48,8 +48,7 @@ class Course:
         """Take the contenders' models from `load`, or else from the run's checkpoints, trained where need be."""
         self.run, self.grid = run, grid
         self._dtype: torch.dtype = getattr(torch, grid.dtype)
-        # The run's policy is for what is raced and timed: who races again does not want to train again.
-        self._checkpoints = Checkpoints(replace(run, existing="reuse"))
+        self._checkpoints = Checkpoints(run)
         self._backend = "eager" if records_on(torch.device(default_device())) else "inductor"  # as keys call them
         self._load = cache(load or self._checkpoint)
         # Graphs belong to one method: both are kept, so that what was compiled at one batch size serves at the

@@ -57,7 +57,7 @@ class Sweep:
             if not (reason := self._course.why_not(cell)):
                 ready.append(cell)
             elif (row := known.get(cell.key)) is None or (row.status, row.reason) != ("skipped", reason):
-                self._run.keep(_sweep_row(self._course, cell, Outcome(status="skipped", reason=reason), {}))
+                self._run.store.append(_sweep_row(self._course, cell, Outcome(status="skipped", reason=reason), {}))
         if not ready:
             return
         racing = [cell for cell in cells if cell.name in log.contenders]
@@ -70,7 +70,7 @@ class Sweep:
         with self._run.reporter.bar(f"racing {len(racing)} contenders, {cells[0].batch_size} at once") as bar:
             outcomes = self._course.race(racing).run(log, bar.update)
         for cell in ready:
-            self._run.keep(_sweep_row(self._course, cell, outcomes[cell.name], outcomes, others_cores=used))
+            self._run.store.append(_sweep_row(self._course, cell, outcomes[cell.name], outcomes, others_cores=used))
         self._run.reporter.say(f"raced {len(racing)} contenders at batch size {cells[0].batch_size}")
 
 

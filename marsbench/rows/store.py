@@ -8,9 +8,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, cast, get_args
 
-from marsbench.errors import check_known
 from marsbench.files import write_atomically
 from marsbench.json_lines import Log, parse_lines, read_text
 from marsbench.locks import locked
@@ -18,13 +16,6 @@ from marsbench.rows.kinds import AnyRow, EvaluationRow, Row, TrainingRow, to_jso
 
 PATIENCE_S = 600.0  # with another writer, who holds the lock for a moment at a time
 _MEND = "remove the line; its cell is measured again"
-
-Existing = Literal["reuse", "rerun"]  # what to do about a result that is there already
-
-
-def existing_policy(name: str) -> Existing:
-    check_known("policy for existing results", name, get_args(Existing))
-    return cast("Existing", name)
 
 
 class RowStore:

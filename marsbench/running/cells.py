@@ -33,23 +33,19 @@ class Cells:
         answering = self.answering(line, loaded, draft)
         weights = loaded.weights, draft.weights if draft else None
         key = self._key(asked, *weights, loaded.dtype, answering.compiled)
-        log = run.workspace.answers(key)
         if (row := self._done(key, line)) is not None:
-            if not run.must_redo(key):
-                return row
-            for file in (log, *run.workspace.shards(key)):
-                file.unlink(missing_ok=True)
+            return row
         run.reporter.say_once(answering.remark)
         exam = run.exam(asked.benchmark, asked.questions).shard(*run.shard)
         row = self._measure(line, answering, exam, key, f"{line.label}, {asked.benchmark}{said}")
         if run.shard == (1, 1):  # one shard's answers are logged, and make a row together with the others'
-            run.keep(row)
+            run.store.append(row)
         return row
 
     def known(self, asked: Asked) -> EvaluationRow | None:
         """The row of a cell that may be taken as it is, decoded from the run's own checkpoints of today."""
         line, name, questions = asked
-        if self._run.existing != "reuse" or self._run.cannot_ask(name, questions):
+        if self._run.cannot_ask(name, questions):
             return None
         weights = [record.weights for stage in line.needs if (record := self._checkpoints.own(stage)) is not None]
         if len(weights) < len(line.needs):
@@ -58,8 +54,8 @@ class Cells:
 
     def _done(self, key: str, line: Line) -> EvaluationRow | None:
         """A finished row, as the line's: another table's line may have measured it."""
-        row = self._run.store.rows().get(key)
-        return replace(row, arm=line.name) if isinstance(row, EvaluationRow) and row.status == "done" else None
+        row = self._run.existing_row(key, EvaluationRow)
+        return replace(row, arm=line.name) if row else None
 
     def answering(self, line: Line, loaded: Loaded, draft: Loaded | None = None) -> Answering:
         """A line with its checkpoints, that answers as many questions at once as the scale says."""

@@ -150,18 +150,11 @@ class Checkpoints:
         """The row of a recipe's finished checkpoint, trained now if need be (its parent's too)."""
         folder = self._workspace.checkpoint(chosen)
         record = records.finished(folder)
-        redo = record is not None and self._run.must_redo(chosen.key)
-        if record is None or redo:
-            with _alone_with(chosen, self._run) as waited:
-                record = records.finished(folder)
-                if record is not None and redo and not waited:  # who waited finds it as new as can be
-                    shutil.rmtree(folder, ignore_errors=True)  # another process of this training may be about it too
-                    record = None
-                if record is None:
-                    record = self._train_now(chosen, folder)
+        if record is None:
+            with _alone_with(chosen, self._run):
+                record = records.finished(folder) or self._train_now(chosen, folder)
                 # Left by a kill at the very end.
                 shutil.rmtree(folder.with_name(f"{folder.name}.partial"), ignore_errors=True)
-        self._run.renewed.add(chosen.key)
         row = self._row(chosen, record)
         if is_first_process():
             self._run.store.append(row)
@@ -201,8 +194,8 @@ class Checkpoints:
 
 
 @contextmanager
-def _alone_with(chosen: Recipe, run: Run) -> Iterator[bool]:
-    """Keeps other commands from training the same checkpoint meanwhile; gives whether it had to wait for one.
+def _alone_with(chosen: Recipe, run: Run) -> Iterator[None]:
+    """Keeps other commands from training the same checkpoint meanwhile.
 
     Of the processes of one distributed training, the first holds the lock for all.
     """
@@ -210,7 +203,7 @@ def _alone_with(chosen: Recipe, run: Run) -> Iterator[bool]:
     def say(holder: str) -> None:
         run.reporter.say(f"another command is training {chosen.name} ({holder}): waiting for it")
 
-    with locked(run.workspace.lock(chosen), say=say) if is_first_process() else nullcontext(False) as waited:
+    with locked(run.workspace.lock(chosen), say=say) if is_first_process() else nullcontext():
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # processes of one distributed training
             all_processes().wait_for_everyone()
-        yield waited
+        yield

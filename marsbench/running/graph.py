@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _LEAST_S = 60.0  # of answering; less is not worth a task of its own
 _SCORING_S = 5.0  # of putting the parts of a cell together
 _PER_WORKER = 4  # tasks of answering for each worker, so that none has to wait long for the last one
-_OF_EACH = ("reporter", "failures", "renewed")  # what every process has of its own, of a run
+_OF_EACH = ("reporter", "failures")  # what every process has of its own, of a run
 
 
 # ---- the kinds of tasks ---------------------------------------------------------------------------------------------
@@ -46,7 +46,6 @@ class Made:
     missing: Mapping[str, str] = field(default_factory=dict)  # place of a cell that cannot be measured here -> why
     page: tuple[Row, ...] = ()  # what a page has beside answers, or the rows of one of its races
     trained: TrainedStage | None = None  # the checkpoint that is there now
-    renewed: frozenset[str] = frozenset()  # keys made so far (`Run.renewed`)
 
 
 def settings_of(run: Run) -> dict[str, Any]:
@@ -80,12 +79,10 @@ class RunTask(Task):
         quieten_libraries()
         found = [result for result in made if result is not None]
         failures = {place: why for result in found for place, why in result.failures.items()}
-        renewed = {key for result in found for key in result.renewed}
-        run = Run(**self.settings, reporter=reporter, failures=failures, renewed=renewed)
+        run = Run(**self.settings, reporter=reporter, failures=failures)
         with full_disk_explained(run.workspace.runs):
             Checkpoints(run).await_visible([result.trained for result in found if result.trained])
-            done = self.do(run)
-        return replace(done, renewed=frozenset(run.renewed))
+            return self.do(run)
 
     @abstractmethod
     def do(self, run: Run) -> Made:

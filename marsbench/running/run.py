@@ -1,4 +1,4 @@
-"""A run: where its rows go, which questions it asks, and what becomes of results that are there already.
+"""A run: where its rows go, which questions it asks, and which results are there already.
 
 Whatever is finished is on disk, so an interrupted run goes on where it stopped.
 """
@@ -18,7 +18,7 @@ from marsbench.presets import Preset
 from marsbench.progress import Reporter
 from marsbench.provenance import provenance
 from marsbench.rows.kinds import Row
-from marsbench.rows.store import Existing, RowStore
+from marsbench.rows.store import RowStore
 from marsbench.rows.workspace import Workspace
 from marsbench.running.plans import TablePlan
 
@@ -32,7 +32,6 @@ _RowKind = TypeVar("_RowKind", bound=Row)
 class Run:
     scale: Preset
     workspace: Workspace
-    existing: Existing = "reuse"
     seed: int = 0
     benchmarks: Sequence[str] = ()  # none = the preset's
     limit: int | None = None  # questions per benchmark; None = the preset's
@@ -43,7 +42,6 @@ class Run:
     compiled: bool | None = None  # steps as graphs, where they can be; None = where they are recorded
     reporter: Reporter = field(default_factory=Reporter)
     failures: Mapping[str, str] = field(default_factory=dict)  # what other tasks have failed at -> why (see `place`)
-    renewed: set[str] = field(default_factory=set)  # keys made in this run, which `rerun` must not make twice
 
     def __post_init__(self) -> None:
         self.workspace.check_writable()
@@ -97,17 +95,9 @@ class Run:
     # ---- what is there already ----
 
     def existing_row(self, key: str, kind: type[_RowKind]) -> _RowKind | None:
-        """The finished row of a key, None where there is none or where the policy says to measure it again."""
+        """The finished row of a key, None where there is none."""
         row = self.store.rows().get(key)
-        return row if isinstance(row, kind) and row.status == "done" and not self.must_redo(key) else None
-
-    def must_redo(self, key: str) -> bool:
-        """Whether the policy says to make a result again that is there already."""
-        return self.existing == "rerun" and key not in self.renewed
-
-    def keep(self, row: Row) -> None:
-        self.renewed.add(row.key)
-        self.store.append(row)
+        return row if isinstance(row, kind) and row.status == "done" else None
 
 
 def kept(run: Run, kind: type[_RowKind], content: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> _RowKind:
@@ -123,5 +113,5 @@ def kept(run: Run, kind: type[_RowKind], content: Mapping[str, Any], make: Calla
         made = dict(make())
         made["provenance"] = {**origin, **made.get("provenance", {})}
         row = new(key=key, status="done", reason="", scale=run.scale.scale, **made)
-        run.keep(row)
+        run.store.append(row)
     return row
