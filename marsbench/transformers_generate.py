@@ -191,6 +191,8 @@ def _asked_in_vain(
     """
     if (mode := config.get_generation_mode()) not in _MODES:
         yield mode.value
+    if (config.num_return_sequences or 1) > 1:
+        yield "num_return_sequences"
     if config.cache_implementation == "quantized":
         yield "a quantized cache"
     yield from (name for name in _SETTINGS if getattr(config, name, None))
@@ -222,8 +224,6 @@ def _check_call(config: GenerationConfig, strange: str, how: Decoding, adapter: 
     `streamed` is the number of prompts whose tokens are streamed.
     """
     refused = [
-        ((config.num_beams or 1) > 1 or (config.num_return_sequences or 1) > 1,
-         "marsbench.generate follows one sequence per prompt", "leave num_beams and the like at 1"),
         (bool(strange), f"marsbench.generate does not apply {strange}",
          "switch it off (top_k=0, top_p=1.0, repetition_penalty=1.0, ...), cut the output afterwards, or leave "
          "custom_generate out"),

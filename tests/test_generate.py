@@ -81,7 +81,9 @@ def test_streams_are_those_of_transformers(skip_prompt: bool, golden: dict[str, 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"num_beams": 2}, "one sequence per prompt"), ({"repetition_penalty": 1.3}, "RepetitionPenalty"),
+        ({"num_beams": 2}, "beam_search"),
+        ({"num_return_sequences": 2, "do_sample": True, "top_k": 0}, "num_return_sequences"),
+        ({"repetition_penalty": 1.3}, "RepetitionPenalty"),
         ({"do_sample": True, "top_k": 5}, "TopK"), ({"method": "magic"}, "unknown method"),
         ({"method": "medusa"}, "heads"), ({"method": "mars", "mask_id": None}, "mask token"),
         ({"threshold": 3.0}, "out of range"), ({"threshold": "0.9"}, "threshold '0.9' is no number"),

@@ -70,7 +70,7 @@ def step_cost(scale: Preset, checkpoint: Path, seed: int) -> dict[str, dict[str,
     model, tokenizer, size = loaded.model.train(), loaded.tokenizer, scale.finetuning.batch_size
     level = difficulty(scale.world.difficulty if scale.world else "usual")
     sequences = taught("conversations", tokenizer, (_FIRST_REPEATS + _REPEATS) * size, seed, level)
-    order = in_batches(range(len(sequences)), lengths(sequences, noisy=True), size, seed=seed)
+    order = in_batches(range(len(sequences)), [*map(sum, zip(*lengths(sequences), strict=True))], size, seed=seed)
     data = [sequences[index] for index in order]
     collate = Collator(tokenizer.pad_token_id, tokenizer.eos_token_id, DEFAULT_BLOCK_SIZE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)

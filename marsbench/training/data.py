@@ -76,12 +76,10 @@ def with_labels(
     return sequences
 
 
-def lengths(sequences: Sequence[TrainingSequence], *, noisy: bool) -> list[int]:
-    """Tokens of each sequence; `noisy` counts the noisy copies of its labelled tokens too."""
-    return [
-        len(sequence["input_ids"]) + (sum(label != IGNORED for label in sequence["labels"]) if noisy else 0)
-        for sequence in sequences
-    ]
+def lengths(sequences: Sequence[TrainingSequence]) -> tuple[list[int], list[int]]:
+    """Tokens of each sequence, and how many of them are labelled."""
+    labelled = [sum(label != IGNORED for label in sequence["labels"]) for sequence in sequences]
+    return [len(sequence["input_ids"]) for sequence in sequences], labelled
 
 
 def shuffled_passes(size: int, count: int, seed: int) -> list[int]:

@@ -52,8 +52,7 @@ def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, say: Say) -> Tra
     sequences: Sequence[TrainingSequence]
     if pretrained is not None:
         chat = read_chat_data(pretrained.chat_data, tokenizer, pretrained.max_length)
-        sequences, tokens = chat.sequences, chat.lengths
-        sizes = [a + b for a, b in zip(tokens, chat.labelled, strict=True)] if noisy else tokens
+        sequences, tokens, labelled = chat.sequences, chat.lengths, chat.labelled
         say(f"{pretrained.chat_data}: {len(sequences):,} conversations to learn, {chat.dropped:,} left out")
         steps = budget.total_steps(len(sequences), recipe.passes)
     else:
@@ -62,7 +61,8 @@ def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, say: Say) -> Tra
         texts: data.Teaching = "plain_text" if recipe.plain_text else "conversations"
         what: data.Teaching = "instruct_data" if recipe.instruct_base else texts
         sequences = data.taught(what, tokenizer, count, recipe.seed, difficulty(recipe.difficulty))
-        tokens, sizes = data.lengths(sequences, noisy=False), data.lengths(sequences, noisy=noisy)
+        tokens, labelled = data.lengths(sequences)
+    sizes = [a + b for a, b in zip(tokens, labelled, strict=True)] if noisy else tokens
     if pretrained is None and budget.sequences is None:  # the world makes as many as each pass meets once
         drawn = list(range(len(sequences))) * recipe.passes
     else:  # the last batch of the last pass is filled up with the beginning of one more
