@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -158,50 +159,27 @@ def test_an_adapter_is_idle_without_masks_and_cheap_with(model: PreTrainedModel)
     assert 0 < counts[1] - counts[0] <= 16 * layers + window
 
 
-def test_lean_decoder_and_modules_agree(model: PreTrainedModel) -> None:
-    """Guards against factors joined in another order than layers, and a hook between two steps that ends an adapter."""
-    adapted = Adapted(model, noisy(model, 0.2))
-    lean, masked = states(adapted)
-    assert isinstance(decoder_of(adapted), LeanDecoder)
-    ids, position = torch.tensor([[5, 6, 7, 8, MASK, MASK]]), torch.arange(6).unsqueeze(0)
-    with torch.inference_mode(), hooked(model, adapted.adapter, torch.tensor([[False] * 4 + [True] * 2])):
-        own = model.get_decoder()(input_ids=ids, position_ids=position).last_hidden_state
-    torch.testing.assert_close(lean[:1], own, rtol=1e-4, atol=1e-4)
-    assert masked[0].tolist() == [False] * 4 + [True] * 2
-    adapted = Adapted(model, noisy(model, 0.3))
-    before = states(adapted)[0]
-    handle = model.get_decoder().layers[0].register_forward_hook(lambda *_: None)
-    during, masked = states(adapted)
-    handle.remove()
-    torch.testing.assert_close(before[masked], during[masked], rtol=1e-4, atol=1e-4)
-    assert torch.equal(before, states(adapted)[0])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_an_adapter_of_some_layers_only(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Guards against an adapter that is taken to have a map for every layer, as peft's need not."""
+@pytest.mark.parametrize("layers", ["", "k_proj|1.mlp"], ids=["all", "some"])
+def test_lean_decoder_and_modules_agree(model: PreTrainedModel, dtype: torch.dtype, layers: str) -> None:
+    """Guards against factors joined in another order than layers, a map expected for every layer, and a lost hook."""
     model, close = model.to(dtype), 1e-4 if dtype is torch.float32 else 0.05
     every = noisy(model, 0.3)
-    some = Adapter(
-        every.vector, {name: pair for name, pair in every.maps.items() if "k_proj" in name or "1.mlp" in name}
-    )
-    adapted = Adapted(model, some)
+    maps = {name: pair for name, pair in every.maps.items() if re.search(layers, name)}
+    adapted = Adapted(model, Adapter(every.vector, maps))
     lean, _ = states(adapted)
-    assert not torch.equal(lean, states(model)[0])
-    by_modules = _by_modules(adapted)
+    assert isinstance(decoder_of(adapted), LeanDecoder) and not torch.equal(lean, states(model)[0])
+    ids, position = torch.tensor([[5, 6, 7, 8, MASK, MASK]]), torch.arange(6).unsqueeze(0)
+    with torch.inference_mode(), hooked(model, adapted.adapter, ids == MASK):
+        own = model.get_decoder()(input_ids=ids, position_ids=position).last_hidden_state
+    torch.testing.assert_close(lean[:1], own, rtol=close, atol=close)
+    handle = model.get_decoder().layers[0].register_forward_hook(lambda *_: None)
+    assert isinstance(decoder_of(adapted), ModuleDecoder)
+    by_modules = states(adapted)[0].clone()
+    handle.remove()
+    by_modules[1, 5] = 0  # a filler
     torch.testing.assert_close(lean, by_modules, rtol=close, atol=close)
-
-
-def _by_modules(adapted: Adapted) -> Tensor:
-    """Hidden states of the same window without fillers' places left out, by the model's own modules."""
-    handle = adapted.model.get_decoder().layers[0].register_forward_hook(lambda *_: None)
-    try:
-        assert isinstance(decoder_of(adapted), ModuleDecoder)
-        found = states(adapted)[0].clone()
-        found[1, 5] = 0  # a filler
-        return found
-    finally:
-        handle.remove()
+    assert torch.equal(lean, states(adapted)[0])
 
 
 def test_batches_of_several_adapters_take_turns(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
 from marsbench.serving.process import _start
 from marsbench.serving.settings import Settings
-from marsbench.training.checkpoints import load
+from marsbench.training.checkpoints import Loaded, load
 
 GOLDEN = Path(__file__).parent / "golden"
 EOS, PAD = 2, 0
@@ -149,25 +149,19 @@ def test_decode_says_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 # ---- more than one EOS ----------------------------------------------------------------------------------------------
-@pytest.fixture
-def two_ends(micro_checkpoints: Path, tmp_path: Path) -> tuple[Path, int, list[int]]:
-    """A checkpoint whose settings name a second EOS, that one, and what it says to a prompt up to there."""
-    folder = tmp_path / "two_ends"
-    shutil.copytree(next(micro_checkpoints.glob("ar_sft-*")), folder)
-    loaded, prompt = load(str(folder)), [5, 6, 7]
-    (one,) = decode(loaded.model, build_method("ar", Options()), [Request(prompt, 24)], eos_id=-1, pad_id=PAD)
-    second = one.tokens[6]
-    settings = json.loads((folder / "generation_config.json").read_text())
-    first = loaded.tokenizer.eos_token_id
-    (folder / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": [first, second]}))
-    return folder, second, one.tokens[: one.tokens.index(second)]
-
-
-def test_every_eos_of_a_checkpoint_counts(two_ends: tuple[Path, int, list[int]], tmp_path: Path) -> None:
+def test_every_eos_of_a_checkpoint_counts(micro_checkpoints: Path, tmp_path: Path) -> None:
     """Guards against a list of EOS read as none or without the tokenizer's, in command, server and evaluation."""
-    folder, second, expected = two_ends
+    folder = Path(shutil.copytree(next(micro_checkpoints.glob("ar_sft-*")), tmp_path / "two_ends"))
+    settings = json.loads((folder / "generation_config.json").read_text())
+
+    def name_ends(*ends: int) -> Loaded:
+        (folder / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": ends}))
+        return load(str(folder))
+
     loaded = load(str(folder))
-    first, pad = loaded.tokenizer.eos_token_id, loaded.tokenizer.pad_token_id
+    (one,) = decode(loaded.model, build_method("ar", Options()), [Request([5, 6, 7], 24)], eos_id=-1, pad_id=PAD)
+    first, second, pad = loaded.tokenizer.eos_token_id, one.tokens[6], loaded.tokenizer.pad_token_id
+    expected, loaded = one.tokens[: one.tokens.index(second)], name_ends(first, second)
     assert default_ids(loaded) == ([first, second], pad) and default_ids(loaded, 7, 8) == ([7], 8)
     loaded.model.generation_config.eos_token_id = second
     assert default_ids(loaded) == ([first, second], pad)
@@ -180,11 +174,7 @@ def test_every_eos_of_a_checkpoint_counts(two_ends: tuple[Path, int, list[int]],
     log.engine.submit(job(0, [5, 6, 7], 24))
     log.run()
     assert (log.tokens[0], log.ended[0].finish) == (expected, "eos")
-    folder, *_ = two_ends
-    loaded = load(str(folder))
-    settings = json.loads((folder / "generation_config.json").read_text())
-    every = list(range(loaded.model.config.vocab_size))
-    (folder / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": every}))
+    name_ends(*range(loaded.model.config.vocab_size))
     asked = ["--benchmark", "mini_gsm8k", "--checkpoint", str(folder), "--method", "ar", "--limit", "3", "--json"]
     done = invoke("eval", *asked, "--scale", "micro", "--output", str(tmp_path))
     (row,) = json.loads(done.stdout)
