@@ -277,5 +277,4 @@ def random_request(draw: random.Random, method: str) -> Request:
     length = draw.choice([draw.randint(1, 30), draw.randint(1, 30), draw.randint(30, 300)])
     ids = [draw.randint(4, 23) for _ in range(length)]
     threshold = draw.choice([None, draw.random()]) if method != "speculative" else None
-    stop = [[draw.randint(4, 23) for _ in range(draw.randint(1, 2))] for _ in range(draw.randint(0, 2))]
-    return Request(ids, draw.randint(1, 20), threshold, stop, draw.choice([0.0, 0.0, 1.0]), draw.randint(0, 99))
+    return Request(ids, draw.randint(1, 20), threshold, draw.choice([0.0, 0.0, 1.0]), draw.randint(0, 99))

@@ -22,7 +22,7 @@ from marsbench.forward.adapter import Adapted
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import LeanDecoder, decoder_of
 from marsbench.forward.linear import Copy, packing_in_words, positions_packed
-from marsbench.forward.native import VARIABLE, is_native
+from marsbench.forward.native import is_native
 from marsbench.forward.window import Window
 
 pytestmark = pytest.mark.skipif(not is_native(), reason="no C++ compiler")
@@ -37,7 +37,6 @@ def llama(seed: int = 0, *, tied: bool = True) -> Any:
 @pytest.fixture(autouse=True)
 def all_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every matrix is read from its packed copy, whatever is faster."""
-    monkeypatch.setenv(VARIABLE, "1")
     monkeypatch.setattr(linear_module, "COPIES", WeakValueDictionary())  # without other tests' models
     with packing(True):
         yield

@@ -165,7 +165,7 @@ def test_a_model_is_looked_at_when_a_batch_begins(
     batch.join({0: Request(PROMPT, NEW)})
     for name in ("is_plain", "_parts"):
         monkeypatch.setattr(decoder_module, name, None)
-    monkeypatch.setattr(linear_module, "packing_is_on", None)
+    monkeypatch.setattr(linear_module, "positions_packed", None)
     while len(batch):
         batch.step()
     with pytest.raises(TypeError):

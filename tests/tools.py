@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 from typer.testing import CliRunner, Result
 
 from marsbench.cli import app
-from marsbench.forward.linear import VARIABLE, set_packing
+from marsbench.forward.native import VARIABLE
 
 Models = dict[str, PreTrainedModel]  # the golden checkpoints, by name
 SIZES: dict[str, Any] = {
@@ -77,6 +77,5 @@ def llama(seed: int | None = 0, **sizes: Any) -> LlamaForCausalLM:
 @contextmanager
 def packing(on: bool) -> Iterator[None]:
     """Have weights packed, or not, meanwhile."""
-    with patch.dict(os.environ, {VARIABLE: ""}):
-        set_packing(on)
+    with patch.dict(os.environ, {VARIABLE: "1" if on else "0"}):
         yield

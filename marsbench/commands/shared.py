@@ -227,10 +227,11 @@ def print_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]])
 
 
 def use_packing(pack: bool) -> None:
-    """Have weights packed for decoding, or not, by this process and those that it starts."""
-    from marsbench.forward.linear import set_packing
+    """Have weights packed for decoding where that is faster, or not, by this process and those that it starts."""
+    from marsbench.forward.native import use_torch
 
-    set_packing(pack)
+    if not pack:
+        use_torch()
 
 
 def load_named(checkpoint: str, dtype: str, reporter: Reporter, **how: Any) -> Loaded:

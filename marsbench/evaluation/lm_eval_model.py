@@ -20,7 +20,7 @@ from marsbench.errors import UserError, integer, told_to_user
 from marsbench.evaluation.answers import cut_text
 from marsbench.evaluation.harness import GeneratingLM, cut_in_words, stops_of, without_beginning
 from marsbench.forward.limits import context_length, room_for_prompt
-from marsbench.forward.linear import set_packing
+from marsbench.forward.native import use_torch
 from marsbench.lm_eval_plugin import register
 from marsbench.methods import METHODS, Decoding
 from marsbench.methods.fitting import CHANGES_TOKENS, load_aloud
@@ -118,7 +118,8 @@ class MarsbenchLM(GeneratingLM):
         method = decoding.check().method
         rows = ROWS if str(batch_size).startswith("auto") else _value(batch_size)
         rows = integer(rows, "batch size", least=1, fix="give 1 or more, or auto")
-        set_packing(decoding.pack)
+        if not decoding.pack:
+            use_torch()
         self._processes = state = all_processes()
         self._rank, self._world_size = state.process_index, state.num_processes
         if state.num_processes > 1 or device is None or (device.startswith("cuda") and not torch.cuda.is_available()):

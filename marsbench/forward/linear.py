@@ -9,7 +9,6 @@ bf16 too. Where `linear.cpp` cannot be built, or is slower on this CPU, it is `F
 The packed copies lie beside the model and take as much memory as its weights; nothing is written to it.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,22 +23,11 @@ from marsbench.forward.adapter import LowRank
 from marsbench.forward.fastest import most_positions, times_torch
 from marsbench.forward.native import BLOCK, can_pack, large_pages, pack, product
 
-VARIABLE = "MARSBENCH_PACK"  # 0 = weights are never packed
-
 _ORDINARY = (nn.Parameter, Tensor)  # a subclass has a linear map of its own
 _PROBES = 16  # values of a weight that are compared
 _SPARE = 1.2  # free memory that packing asks for, over what it takes
 
 _Places = tuple[int, ...]  # where weights lie in memory
-
-
-def packing_is_on() -> bool:
-    return os.environ.get(VARIABLE) != "0"
-
-
-def set_packing(on: bool) -> None:
-    """Have weights packed, or not, by this process and those that it starts."""
-    os.environ[VARIABLE] = "1" if on else "0"
 
 
 class Watched:
@@ -207,7 +195,7 @@ def pack_sites(sites: Sequence[Site]) -> bool:
     has_changed, missing = False, list[tuple[Site, int]]()
     for site in sites:
         copy = None
-        if packing_is_on() and (most := positions_packed(site.weights)):
+        if most := positions_packed(site.weights):
             copy = COPIES.get(_places(site.weights))  # our own, or another decoder's of the same model
             if copy is None or copy.most != most or not copy.is_of(site.weights, site.biases):
                 copy = None

@@ -87,6 +87,11 @@ def instructions() -> str:
     return f"{capability} and AMX" if has_tiles else capability
 
 
+def use_torch() -> None:
+    """Have this process, and those that it starts, use the operations of torch alone."""
+    os.environ[VARIABLE] = "0"
+
+
 def is_native() -> bool:
     """Whether the operations are loaded; they are built now if need be."""
     return os.environ.get(VARIABLE) != "0" and not why_not_native()

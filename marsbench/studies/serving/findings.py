@@ -40,14 +40,13 @@ class Cells(dict[tuple[str, str, float], list[ServingRow]]):
     def by_policy(self, shape: str, load: float) -> list[tuple[Policy, list[ServingRow]]]:
         return [(policy, laps) for policy in POLICIES if (laps := self.laps(policy.name, shape, load))]
 
-    def ratio(self, one: str, other: str, load: float, shape: str = "together") -> Estimate | None:
+    def ratio(self, one: str, other: str, load: float) -> Estimate | None:
         """One policy's speed over another's, repeat by repeat, which asked the same; None where there is none, or of 0.
 
-        It is the goodput of requests that came by themselves, what a user gets where there are a few, and else what all
-        of them get together.
+        It is of requests in flight: what a user gets where there are a few, and else what all of them get together.
         """
-        measure = goodput if shape == "steady" else of_a_request if load in FEW else tokens_per_second
-        laps = zip(self.laps(one, shape, load), self.laps(other, shape, load), strict=False)
+        measure = of_a_request if load in FEW else tokens_per_second
+        laps = zip(self.laps(one, "together", load), self.laps(other, "together", load), strict=False)
         pairs = [(measure(mine), measure(its)) for mine, its in laps]
         return typical([mine / its for mine, its in pairs]) if pairs and all(its for _, its in pairs) else None
 
