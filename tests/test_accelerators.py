@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from marsbench.errors import UserError
 from marsbench.forward.decoder import decoder_of
+from marsbench.gpu_check.bench import Bench
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset
 from marsbench.provenance import products, provenance
@@ -66,7 +67,12 @@ def time_in(model: PreTrainedModel, folder: Path) -> None:
     step_cost(preset("micro"), folder / "nowhere", 0)
 
 
-@pytest.mark.parametrize("work", [decode_with, train_in, time_in])
+def check_in(model: PreTrainedModel, folder: Path) -> None:
+    Bench(CPU)
+    raise UserError("", where="", fix="")
+
+
+@pytest.mark.parametrize("work", [decode_with, train_in, time_in, check_in])
 def test_nothing_uses_cudnns_attention(
     work: Any, golden_models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,23 +245,8 @@ def test_memory_of_a_gpu_is_timed_by_its_own_clock(monkeypatch: pytest.MonkeyPat
     assert calls == ["work", *["event", "work", "event"] * 3], "once before, to be warm"
 
 
-TF32 = {"float32_products": "high"}
-
-
-@pytest.mark.parametrize(
-    ("precision", "dtype", "kept"), [("highest", "float32", {}), ("high", "bfloat16", {}), ("high", "float32", TF32)]
-)
-def test_rounded_products_are_told_and_kept_apart(
-    precision: str, dtype: str, kept: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guards against TF32 in a table that passes for fp32, and against committed rows that are not found again."""
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
-    assert provenance(seed=0)["float32_products"] == precision
-    assert products(dtype) == kept
-
-
-def test_rounded_products_have_keys_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against answers or races with TF32 that are taken for those without."""
+def test_rounded_products_are_told_and_have_keys_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against answers or races with TF32 that are taken for those without, and rows that are not found again."""
     run = Run(preset("micro"), Workspace(tmp_path, "micro"))
     grid = Grid((), (1,), prompts=1, repeats=1)
     course: Any = SimpleNamespace(run=run, grid=grid, max_new_tokens=1, questions=SimpleNamespace(fingerprint=str))
@@ -268,6 +259,8 @@ def test_rounded_products_have_keys_of_their_own(tmp_path: Path, monkeypatch: py
 
     for full, rounded in zip(keys("highest", "float32"), keys("high", "float32"), strict=True):
         assert full != rounded
+    assert provenance(seed=0)["float32_products"] == "high" and products("bfloat16") == {}
+    assert products("float32") == {"float32_products": "high"}
     assert keys("highest", "bfloat16") == keys("high", "bfloat16"), "which multiplies in 16 bits anyway"
 
 

@@ -210,14 +210,6 @@ def test_models_and_graphs_that_gain_nothing_are_seen(monkeypatch: pytest.Monkey
     assert found("steps-near-the-floor") is False
 
 
-def test_every_check_runs_without_cudnns_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against one check by itself, which finds what is wrong with a kernel that nothing here calls."""
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    monkeypatch.setitem(checks.CHECKS, "seen", lambda bench: Found(not torch.backends.cuda.cudnn_sdp_enabled(), {}))
-    (row,) = run_checks(CPU, ["seen"], quick=True, output=None, console=Console(quiet=True))
-    assert row.holds is True
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize(("typed", "said"), [((), "no GPU"), (("--cpu", "--only", "graphs"), "graphs")])
 def test_what_cannot_be_checked_is_refused(typed: tuple[str, ...], said: str, tmp_path: Path) -> None:

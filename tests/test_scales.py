@@ -362,30 +362,21 @@ def test_a_table_takes_published_checkpoints_unless_told_to_train(
         scale.with_checkpoints(["mars"])
 
 
-def test_cells_are_numbered_through_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Guards against a table of hours that never says how far it is."""
-    plan = TablePlan(
-        "0", "lines without a checkpoint", (Line("a", "A", "medusa", "ar"), Line("b", "B", "medusa", "ar"))
-    )
-    run = Run(preset("7b"), Workspace(tmp_path, "7b"), benchmarks=("mini_gsm8k", "mini_gpqa"))
-    measured(run, plan)
-    said = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
-    assert said == [
-        "A, mini_gsm8k (cell 1 of 4)", "A, mini_gpqa (cell 2 of 4)",
-        "B, mini_gsm8k (cell 3 of 4)", "B, mini_gpqa (cell 4 of 4)",
-    ]  # fmt: skip
-
-
-def test_questions_that_cannot_be_asked_are_named_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Guards against a reason repeated for every line, and checkpoints trained or fetched for nothing."""
+def test_cells_are_numbered_and_what_cannot_be_asked_is_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards against a table of hours that never says how far it is, and checkpoints fetched for nothing."""
     (tmp_path / "data").mkdir()
-    plan = TablePlan("0", "two lines", (Line("a", "A", "mars", "ar"), Line("b", "B", "mars", "ar")))
-    workspace = Workspace(tmp_path, "7b")
-    run = Run(preset("7b"), workspace, benchmarks=("gsm8k", "gpqa"), data_dir=tmp_path / "data")
-    rows = measured(run, plan)
-    assert [row.status for row in rows] == ["skipped"] * 4 and not any(isinstance(row, TrainingRow) for row in rows)
-    said = [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()]
-    assert said == ["gsm8k", "gpqa"]
+    lines = tuple(Line(name, name, "medusa", "ar") for name in "AB")
+    for benchmarks, said in {
+        ("mini_gsm8k", "mini_gpqa"): ["A, mini_gsm8k (cell 1 of 4)", "A, mini_gpqa (cell 2 of 4)",
+                                      "B, mini_gsm8k (cell 3 of 4)", "B, mini_gpqa (cell 4 of 4)"],
+        ("gsm8k", "gpqa"): ["gsm8k", "gpqa"],
+    }.items():  # fmt: skip
+        run = Run(preset("7b"), Workspace(tmp_path, "7b"), benchmarks=benchmarks, data_dir=tmp_path / "data")
+        rows = measured(run, TablePlan("0", "lines without a checkpoint", lines))
+        assert [row.status for row in rows] == ["skipped"] * 4 and not any(isinstance(row, TrainingRow) for row in rows)
+        assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == said
 
 
 def test_accumulation_makes_up_the_batch(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,9 +99,6 @@ class FromRun(Known):
     def asked(self, plan: TablePlan) -> list[str]:
         return self._run.asked(plan)
 
-    def is_there(self, trained: TrainedStage) -> bool:
-        return super().is_there(trained) or self._checkpoints.record(trained) is not None
-
     def computes_in(self, dtype: str) -> bool:
         return self._run.computes_in(dtype)
 

@@ -147,11 +147,19 @@ class Checkpoints:
                 time.sleep(1.0)
 
     def train(self, chosen: Recipe) -> TrainingRow:
-        """The row of a recipe's finished checkpoint, trained now if need be (its parent's too)."""
+        """The row of a recipe's finished checkpoint, trained now if need be (its parent's too).
+
+        Other commands that train it wait. Of the processes of one distributed training, the first holds the lock for
+        all.
+        """
         folder = self._workspace.checkpoint(chosen)
         record = records.finished(folder)
         if record is None:
-            with _alone_with(chosen, self._run):
+            said = f"another command is training {chosen.name} ({{}}): waiting for it"
+            say, lock = lambda holder: self._run.reporter.say(said.format(holder)), self._workspace.lock(chosen)
+            with locked(lock, say=say) if is_first_process() else nullcontext():
+                if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+                    all_processes().wait_for_everyone()
                 record = records.finished(folder) or self._train_now(chosen, folder)
                 # Left by a kill at the very end.
                 shutil.rmtree(folder.with_name(f"{folder.name}.partial"), ignore_errors=True)
@@ -191,19 +199,3 @@ class Checkpoints:
             record = train(chosen, folder, start, logged, self._run.reporter.say)
         self._run.reporter.say(f"trained {this.title}: loss {record.loss:.3f}{terms} after {record.seconds:.0f} s")
         return record
-
-
-@contextmanager
-def _alone_with(chosen: Recipe, run: Run) -> Iterator[None]:
-    """Keeps other commands from training the same checkpoint meanwhile.
-
-    Of the processes of one distributed training, the first holds the lock for all.
-    """
-
-    def say(holder: str) -> None:
-        run.reporter.say(f"another command is training {chosen.name} ({holder}): waiting for it")
-
-    with locked(run.workspace.lock(chosen), say=say) if is_first_process() else nullcontext():
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # processes of one distributed training
-            all_processes().wait_for_everyone()
-        yield
