@@ -130,9 +130,11 @@ def _claim(
 
 def _alike(shared: Shared) -> None:
     """Refuses rows that cannot be paired: of several types of weights, or of other numbers of questions."""
-    found: list[tuple[str, set[Any]]] = [("types of weights", {row.dtype for rows in shared.values() for row in rows})]
-    found += [("numbers of questions", {len(row.correct) for row in rows}) for rows in shared.values()]
-    for what, values in found:
+    features: list[tuple[str, set[Any]]] = [
+        ("types of weights", {row.dtype for rows in shared.values() for row in rows})
+    ]
+    features += [("numbers of questions", {len(row.correct) for row in rows}) for rows in shared.values()]
+    for what, values in features:
         if len(values) > 1:
             raise ValueError(f"several {what} ({', '.join(map(str, sorted(values)))})")
 

@@ -47,8 +47,8 @@ def latest_step_cost(rows: Iterable[Row]) -> StepCostRow | None:
 
 def done_cells(cells: Cells, line: str) -> dict[str, EvaluationRow]:
     """The benchmarks on which a line was measured, in the paper's order."""
-    found = {name: cells.get((line, name)) for name in BENCHMARKS}
-    return {name: row for name, row in found.items() if row is not None and row.status == "done"}
+    rows = {name: cells.get((line, name)) for name in BENCHMARKS}
+    return {name: row for name, row in rows.items() if row is not None and row.status == "done"}
 
 
 def same_answers(one: Mapping[str, EvaluationRow], other: Mapping[str, EvaluationRow]) -> tuple[int, int]:
@@ -88,7 +88,7 @@ def published_values(plan: TablePlan, line: Line, scale: str, metric: str) -> di
 def published_average(plan: TablePlan, name: str, scale: str, metric: str) -> float | None:
     """The paper's own average of a line, or the mean of its numbers where its table has no average."""
     line = next(line for line in plan.lines if line.name == name)
-    found = published_values(plan, line, scale, metric)
-    if "average" in found:
-        return found["average"]
-    return mean(found[of] for of in columns(plan)) if found.keys() >= columns(plan).keys() else None
+    papers = published_values(plan, line, scale, metric)
+    if "average" in papers:
+        return papers["average"]
+    return mean(papers[of] for of in columns(plan)) if papers.keys() >= columns(plan).keys() else None

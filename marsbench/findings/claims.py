@@ -131,10 +131,10 @@ class Claim:
         that of its questions alone.
         """
         every = [(rows, self.of(rows)) for rows in map(self.prepared, seeds)]
-        alone = [(rows, found, found.estimate) for rows, found in every if found.estimate is not None]
+        alone = [(rows, finding, finding.estimate) for rows, finding in every if finding.estimate is not None]
         if not alone:
             return every[0][1] if every else Finding(self)
-        most = max(_extent(found.measured) for _, found, _ in alone)
+        most = max(_extent(finding.measured) for _, finding, _ in alone)
         alone = [seed for seed in alone if _extent(seed[1].measured) == most]
         together = alone[0][1] if len(alone) == 1 else self.of(pooled([self._compared(rows) for rows, _, _ in alone]))
         if together.estimate is None:
@@ -183,10 +183,10 @@ def judge_all(claims: Iterable[Claim], collections: Sequence[Collection]) -> lis
     in_order = sorted(claims, key=lambda claim: claim.section.place if claim.section else (3, (), ""))
     by_claim: list[dict[str, Finding]] = [{} for _ in in_order]
     for each in collections:
-        found = [claim.with_beside(each.of(claim.page)) for claim in in_order]
-        tested = {place: said.p for place, said in enumerate(found) if said.claim.tested and said.p is not None}
+        findings = [claim.with_beside(each.of(claim.page)) for claim in in_order]
+        tested = {place: said.p for place, said in enumerate(findings) if said.claim.tested and said.p is not None}
         adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
-        for place, said in enumerate(found):
+        for place, said in enumerate(findings):
             by_claim[place][each.scale] = replace(said, after_holm=adjusted.get(place))
     return list(map(Judged, in_order, by_claim))
 

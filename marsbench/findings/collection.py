@@ -48,8 +48,8 @@ Pages = Mapping[str, Query]  # page -> what it takes
 
 def collect(root: Path, scale: str, pages: Pages) -> list[Collection]:
     """The rows of every scale that is shown together with this one and has any; without any, one empty collection."""
-    found = [collection_of(Workspace(root, name), pages) for name in scales_shown_with(scale)]
-    return [collection for collection in found if collection.rows] or found[:1]
+    collections = [collection_of(Workspace(root, name), pages) for name in scales_shown_with(scale)]
+    return [collection for collection in collections if collection.rows] or collections[:1]
 
 
 def whole_paper_folder(root: Path, scale: str) -> Path:
@@ -66,13 +66,13 @@ def collection_of(workspace: Workspace, pages: Pages) -> Collection:
     rows: dict[str, dict[int, Sequence[Row]]] = {}
     links, folder = {}, whole_paper_folder(workspace.root, workspace.scale)
     for page, query in pages.items():
-        made = {seed: found for seed, place in places.items() if (found := _made_at(place, page)) is not None}
+        made = {seed: of_seed for seed, place in places.items() if (of_seed := _made_at(place, page)) is not None}
         if not made:
             continue
         shown = {**places, **made} if query.seed is None else {0: replace(workspace, variant=f"seed{query.seed}")}
         asks = {asked for place in shown.values() for asked in query.asks(stored(place))}
         found_at = {seed: query.of(stored(place), asks) for seed, place in shown.items()}
-        rows[page] = {seed: found for seed, found in found_at.items() if seed in made or any_measured(found)}
+        rows[page] = {seed: of_seed for seed, of_seed in found_at.items() if seed in made or any_measured(of_seed)}
         if 0 in made:
             links[page] = PurePath(os.path.relpath(made[0].reports / f"{page}.md", folder)).as_posix()
     return Collection(workspace.scale, rows, links)

@@ -41,12 +41,12 @@ def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
     return [row for row, _ in kept]
 
 
-def _same(found: Any, wanted: str) -> bool:
+def _same(value: Any, wanted: str) -> bool:
     """Whether a field holds a value given as text; numbers are compared as numbers."""
-    if isinstance(found, (int, float)) and not isinstance(found, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         with suppress(ValueError):
-            return float(wanted) == found
-    return str(found) == wanted
+            return float(wanted) == value
+    return str(value) == wanted
 
 
 def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -67,11 +67,15 @@ def derived(row: Row) -> dict[str, float]:
     if isinstance(row, EvaluationRow):
         return {"accuracy": row.accuracy.value, "tokens_per_forward": row.tokens_per_forward.value}
     if isinstance(row, SweepRow):
-        found = {"accuracy": row.accuracy.value, "tokens_per_forward": row.tokens_per_forward}
-        found["tokens_per_second"] = row.tokens_per_second
+        numbers = {"accuracy": row.accuracy.value, "tokens_per_forward": row.tokens_per_forward}
+        numbers["tokens_per_second"] = row.tokens_per_second
         if ratio := speed_up(row):
-            found |= {"speed_up": ratio.value, "speed_up_low": ratio.interval.low, "speed_up_high": ratio.interval.high}
-        return found
+            numbers |= {
+                "speed_up": ratio.value,
+                "speed_up_low": ratio.interval.low,
+                "speed_up_high": ratio.interval.high,
+            }
+        return numbers
     return {}
 
 

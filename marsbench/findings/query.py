@@ -43,8 +43,8 @@ class Query:
             row
             for plan in self.plans
             for line in plan.lines
-            if {name for key, name in wanted if key == plan.key} <= (found := cells[plan.key, line.name]).keys()
-            for row in found.values()
+            if {name for key, name in wanted if key == plan.key} <= (by_benchmark := cells[plan.key, line.name]).keys()
+            for row in by_benchmark.values()
         ]
         best = {TrainedStage(row.stage, row.block_size): row for row in sorted(trainings, key=rank)}
         scale = preset(trainings[0].scale) if trainings else None

@@ -15,7 +15,7 @@ class SeedRows(dict[int, Sequence[Row]]):
 
     def __init__(self, rows: BySeed, judged: Sequence[Any]) -> None:
         super().__init__(rows)
-        self.judged: Mapping[Hashable, Any] = {found.claim.measure: found for found in judged}
+        self.judged: Mapping[Hashable, Any] = {finding.claim.measure: finding for finding in judged}
 
 
 def pooled(seeds: Sequence[Sequence[Row]]) -> list[Row]:
@@ -25,15 +25,15 @@ def pooled(seeds: Sequence[Sequence[Row]]) -> list[Row]:
     is left out.
     """
     by_place = [{_place(row): row for row in rows if type(row) in _PLACES} for rows in seeds]
-    found = list[Row]()
+    pooled_rows = list[Row]()
     for place in by_place[0]:
         rows = [row for places in by_place if (row := places.get(place)) is not None and row.status == "done"]
         if len(rows) == len(by_place):
             fields = _TOGETHER.get(type(rows[0]), {})
             with suppress(KeyError, ValueError):  # a name that not all of them have, lists of unequal length
                 together = {name: put([vars(row)[name] for row in rows]) for name, put in fields.items()}
-                found.append(replace(rows[0], **together))
-    return found
+                pooled_rows.append(replace(rows[0], **together))
+    return pooled_rows
 
 
 def _place(row: Row) -> Hashable:
@@ -50,10 +50,10 @@ def _means(lists: Sequence[Sequence[Any]]) -> list[float]:
 
 
 def _baselines(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found = {name: [seed[name] for seed in seeds] for name in seeds[0]}
+    by_name = {name: [seed[name] for seed in seeds] for name in seeds[0]}
     return {
         name: {"seconds": _sums([seed["seconds"] for seed in known]), "emitted": sum(seed["emitted"] for seed in known)}
-        for name, known in found.items()
+        for name, known in by_name.items()
     }
 
 

@@ -38,12 +38,12 @@ class SweepCells:
         In the order of the rows, of each type the one of most prompts first.
         """
         ours = [row for row in rows if isinstance(row, SweepRow | StepTimeRow)]
-        found: dict[tuple[str, int], SweepCells] = {}
+        races: dict[tuple[str, int], SweepCells] = {}
         for dtype in dict.fromkeys(row.dtype for row in ours if isinstance(row, SweepRow)):
             alike = cls.of([row for row in ours if row.dtype == dtype])
             for prompts in sorted({row.prompts for row in alike.rows}, reverse=True):
-                found[dtype, prompts] = cls([row for row in alike.rows if row.prompts == prompts], alike.step_times)
-        return found
+                races[dtype, prompts] = cls([row for row in alike.rows if row.prompts == prompts], alike.step_times)
+        return races
 
     @cached_property
     def done(self) -> dict[tuple[str, int], SweepRow]:
@@ -127,9 +127,9 @@ def on_sweep(measure: Callable[[SweepCells], Estimate | None]) -> Callable[[Sequ
 
     def measured(rows: Sequence[Row]) -> Measured:
         sweep = SweepCells.of(rows)
-        found, first = measure(sweep), next(iter(sweep.done.values()), None)
-        of_laps = found is not None and first is not None and found.n == len(first.seconds)
-        return Measured(found, counts=f"laps of {first.prompts} prompts" if of_laps and first else "")
+        estimate, first = measure(sweep), next(iter(sweep.done.values()), None)
+        of_laps = estimate is not None and first is not None and estimate.n == len(first.seconds)
+        return Measured(estimate, counts=f"laps of {first.prompts} prompts" if of_laps and first else "")
 
     return measured
 
@@ -178,8 +178,8 @@ def over_prompts(row: SweepRow, other: SweepRow, *, ended: bool = False) -> Esti
         return None
     drawn = resamples(count)
     emitted, seconds = (
-        [np.array(values)[counted] for values in found]
-        for found in ((row.emitted, other.emitted), (row.last_token, other.last_token))
+        [np.array(values)[counted] for values in pair]
+        for pair in ((row.emitted, other.emitted), (row.last_token, other.last_token))
     )
     mine, theirs = ((drawn @ tokens) / (drawn @ taken) for tokens, taken in zip(emitted, seconds, strict=True))
     value, beside = (tokens.sum() / taken.sum() for tokens, taken in zip(emitted, seconds, strict=True))
@@ -188,8 +188,8 @@ def over_prompts(row: SweepRow, other: SweepRow, *, ended: bool = False) -> Esti
 
 def speed_of(row: SweepRow) -> float:
     """The speed-up over eager `ar`, which all of a race have in common, 0 where there is none."""
-    found = speed_up(row, "ar")
-    return found.value if found else 0.0
+    ratio = speed_up(row, "ar")
+    return ratio.value if ratio else 0.0
 
 
 def over(compiled: bool) -> str:
@@ -204,7 +204,7 @@ def races_in_words(rows: Iterable[SweepRow]) -> str:
         "laps": {len(row.seconds) for row in known},
         "threads": {row.provenance["threads"] for row in known if row.provenance.get("threads")},
     }
-    words = {what: what.removesuffix("s") if found == {1} else what for what, found in counts.items() if found}
+    words = {what: what.removesuffix("s") if values == {1} else what for what, values in counts.items() if values}
     said = [f"{' or '.join(map(str, sorted(counts[what])))} {word}" for what, word in words.items()]
     return f"Raced: {', '.join(said)}; {machines(known)}." if said else ""
 

@@ -60,11 +60,11 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
     _, end, after = rest.partition(END)
     if not (begin and end):
         return {}
-    found = {(entry.claim.page, entry.claim.name): entry.findings[whole.scale] for entry in judged}
+    findings = {(entry.claim.page, entry.claim.name): entry.findings[whole.scale] for entry in judged}
     real = next((each for each in collections if each.scale == REAL), Collection(REAL, {}, {}))
     rows = next(iter(real.of(on_gpu.STUDY.key)), [])  # of MARS on the real model
     ratios, cost = reckoned(root, "7b"), on_gpu.CLAIMS[1].over([rows])
-    lines = [*_at_true_size(ratios), *_on_a_real_model(rows, cost), *_toy(found, whole)]
+    lines = [*_at_true_size(ratios), *_on_a_real_model(rows, cost), *_toy(findings, whole)]
     papers = said.tally((whole.scale, entry.findings[whole.scale]) for entry in judged if entry.claim.papers)
     generate = _OVER_GENERATE.over(whole.of(SPEED)).number
     machine = {
@@ -73,14 +73,14 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
     where = [f"{what} on {which}" for what, which in machine.items() if which]
     slots = {
         "holds": f"In part. Of the paper's claims, in the toy: {papers} ([each of them](reports/index.md)).",
-        "both": _threshold_costs(found.get(("table4", "level")), cost),
+        "both": _threshold_costs(findings.get(("table4", "level")), cost),
         "faster": _faster(ratios) or "Not measured.",
         "here": _here(rows),
         "cpu": "".join(map(in_brief, real.of("real-model")[:1])),
         "table": table(["", "the paper", "measured [95 %]", "on"], lines, text=(0, 1, 2, 3)),
         "figure": f"![{CAPTION}](reports/{STEM}.png)",
         "conditions": f"*{'; '.join(['[n and seeds of each claim](reports/index.md)', *where])}.*",
-        "toy": _regime(found, "".join(map(more_steps, whole.of("curves")[:1]))),
+        "toy": _regime(findings, "".join(map(more_steps, whole.of("curves")[:1]))),
         "speed": f"Our AR baseline is itself {generate} times as fast as transformers' `generate` (toy, batch 1).",
     }
     return {file: "\n".join([before + BEGIN, *filled(__package__, "front_door.md", slots), END + after])}
@@ -140,35 +140,35 @@ def _listed(values: Mapping[int, float]) -> str:
 
 
 def _on_a_real_model(rows: Sequence[Row], cost: Finding) -> Iterator[list[str]]:
-    found = on_gpu.cells_of(rows)
-    if not found.keys() >= on_gpu.LINES.keys():
+    cells = on_gpu.cells_of(rows)
+    if not cells.keys() >= on_gpu.LINES.keys():
         return
-    prompts = sum(len(row.correct) for row in found[on_gpu.ONE].values())
+    prompts = sum(len(row.correct) for row in cells[on_gpu.ONE].values())
     where = f"SmolLM2-135M, {prompts:,} prompts, one seed; [page](reports/135m/real-model.md)"
     sure, unsure, drafted = (
-        with_interval(on_gpu.emitted(found[name]), 2) for name in (on_gpu.SURE, on_gpu.UNSURE, on_gpu.VERIFIED)
+        with_interval(on_gpu.emitted(cells[name]), 2) for name in (on_gpu.SURE, on_gpu.UNSURE, on_gpu.VERIFIED)
     )
     papers = said.published(on_gpu.CLAIMS[0])
     yield ["Real model: tokens per pass at tau = .95", papers, f"{sure}; at .8 {unsure}", where]
     asked = f"{cost.estimate.n if cost.estimate else 0} prompts"
     yield ["Real model: what tau = .95 costs, IFEval points", said.published(cost.claim), cost.number, asked]
-    same, of = same_answers(found[on_gpu.VERIFIED], found[on_gpu.ONE])
+    same, of = same_answers(cells[on_gpu.VERIFIED], cells[on_gpu.ONE])
     drafts = "Real model: the same masks as drafts, verified (ours), tokens per pass"
     yield [drafts, "-", f"{drafted}; {same:,} of {of:,} answers its own AR's", where]
 
 
-def _toy(found: Mapping[tuple[str, str], Finding], whole: Collection) -> Iterator[list[str]]:
+def _toy(findings: Mapping[tuple[str, str], Finding], whole: Collection) -> Iterator[list[str]]:
     alike = same_as_sft(SweepCells.of(next(iter(whole.of(SPEED)), ())))
     same = f"; {alike[0]} of {alike[1]} answers are those of AR SFT" if alike else ""
     for key, words in _TOY.items():
-        if (one := found.get(key)) and one.estimate is not None:
+        if (one := findings.get(key)) and one.estimate is not None:
             shown = said.measured(one) if key[0] == SPEED else one.found
             shown += same if key[1] == "best-verified" else ""
             yield [words, said.published(one.claim) or "-", shown, said.counted(one)]
 
 
-def _regime(found: Mapping[tuple[str, str], Finding], steps: str) -> str:
-    taught, rate = found.get(("regime", "taught")), found.get(("map", "hard-emits"))
+def _regime(findings: Mapping[tuple[str, str], Finding], steps: str) -> str:
+    taught, rate = findings.get(("regime", "taught")), findings.get(("map", "hard-emits"))
     if not taught or not rate or taught.estimate is None or rate.estimate is None:
         return ""
     paper = number(taught.claim.published("0.5b") or 0.0, taught.claim.unit, signed=True)
@@ -190,7 +190,7 @@ def draw(judged: Sequence[Judged], collections: Sequence[Collection], folder: Pa
     for key in _SHOWN:
         if entry := by_key.get(key):
             known = [(each.scale, entry.findings[each.scale]) for each in collections]
-            rows += [(scale, found) for scale, found in known if found.estimate is not None][:1]
+            rows += [(scale, result) for scale, result in known if result.estimate is not None][:1]
     panels = {unit: [row for row in rows if row[1].claim.unit == unit] for unit in (POINTS, TOKENS, TIMES)}
     drawn = {unit: some for unit, some in panels.items() if some}
     return _figure(drawn, folder / STEM) if drawn else []
@@ -201,14 +201,14 @@ def _figure(panels: dict[str, list[tuple[str, Finding]]], path_stem: Path) -> li
         figure = new_figure(9.0, _ROW * sum(map(len, panels.values())) + 0.55 * len(panels) + 0.4)
         grid = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[len(rows) for rows in panels.values()])
         for axes, (unit, rows) in zip(grid[:, 0], panels.items(), strict=True):
-            estimates = [found.estimate for _, found in rows if found.estimate is not None]
+            estimates = [result.estimate for _, result in rows if result.estimate is not None]
             axes.errorbar(
                 [estimate.value for estimate in estimates], range(len(rows)), xerr=error_bars(estimates, 1.0),
                 fmt="o", color="black", markersize=5.0, elinewidth=1.3, capsize=2.0, label="measured, 95 % interval",
             )  # fmt: skip
             for scale, name in PUBLISHED_SCALES.items():
                 colour, marker = _STYLES[scale]
-                known = [(found.claim.published(scale), place) for place, (_, found) in enumerate(rows)]
+                known = [(result.claim.published(scale), place) for place, (_, result) in enumerate(rows)]
                 axes.plot(
                     [value for value, _ in known if value is not None],
                     [place + 0.2 for value, place in known if value is not None],
@@ -216,7 +216,7 @@ def _figure(panels: dict[str, list[tuple[str, Finding]]], path_stem: Path) -> li
                     label=f"the paper, {name}",
                 )  # fmt: skip
             axes.axvline(0.0 if unit == POINTS else 1.0, color="0.4", linewidth=0.9, zorder=0)
-            labels = [fill(f"{found.claim.text} ({said.verdict(found, scale)})", _LETTERS) for scale, found in rows]
+            labels = [fill(f"{result.claim.text} ({said.verdict(result, scale)})", _LETTERS) for scale, result in rows]
             axes.set_yticks(range(len(rows)), labels, fontsize=8)
             axes.set_ylim(len(rows) - 0.5, -0.5)
             axes.set_xlabel({POINTS: "difference in points of accuracy", TIMES: "times"}.get(unit, unit))

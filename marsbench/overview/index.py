@@ -19,7 +19,7 @@ EXPLORE = "explore.html"
 def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     papers = [entry for entry in judged if entry.claim.papers]
     ours = [entry for entry in judged if not entry.claim.papers]
-    known = [entry for entry in papers if any(found.estimate is not None for found in entry.findings.values())]
+    known = [entry for entry in papers if any(result.estimate is not None for result in entry.findings.values())]
     pages = []
     for item in items():
         study = study_of(item.key)
@@ -39,9 +39,9 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
 
 def _tallies(judged: Sequence[Judged], collections: Sequence[Collection]) -> Iterator[str]:
     for each in collections:
-        found = [(each.scale, entry.findings[each.scale]) for entry in judged]
-        papers = said.tally((scale, one) for scale, one in found if one.claim.papers)
-        ours = said.tally((scale, one) for scale, one in found if not one.claim.papers)
+        results = [(each.scale, entry.findings[each.scale]) for entry in judged]
+        papers = said.tally((scale, one) for scale, one in results if one.claim.papers)
+        ours = said.tally((scale, one) for scale, one in results if not one.claim.papers)
         counts = [
             f"{whose} {what}" for whose, what in {"of the paper's claims": papers, "of ours": ours}.items() if what
         ]
@@ -51,13 +51,13 @@ def _tallies(judged: Sequence[Judged], collections: Sequence[Collection]) -> Ite
 
 def _table(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     """Claims as pages show them, each at every scale that measured it; the paper's with the number there."""
-    papers, found = any(entry.claim.papers for entry in judged), []
+    papers, entries = any(entry.claim.papers for entry in judged), []
     for entry, each in product(judged, collections):
         if (one := entry.findings[each.scale]).estimate is not None:
             where = said.heading(entry.claim.section) if papers else study_of(entry.claim.page).page
             link = link_of(study_of(entry.claim.page), each)
-            found.append(([f"[{where}]({link})" if link else where, entry.claim.text], each.scale, one))
-    return said.claims_table(found, "", "claim", papers=papers)
+            entries.append(([f"[{where}]({link})" if link else where, entry.claim.text], each.scale, one))
+    return said.claims_table(entries, "", "claim", papers=papers)
 
 
 def link_of(study: Study, collection: Collection) -> str:

@@ -51,38 +51,38 @@ def published(claim: Claim) -> str:
     )
 
 
-def verdict(found: Finding, scale: str) -> str:
-    claim = found.claim
-    if found.estimate is None:
+def verdict(result: Finding, scale: str) -> str:
+    claim = result.claim
+    if result.estimate is None:
         return "not run"
     if claim.check:
-        return _CONSTRUCTED if found.side == "holds" else f"broken: {found.side}"
+        return _CONSTRUCTED if result.side == "holds" else f"broken: {result.side}"
     if claim.untestable:
         return _UNTESTABLE
-    toy = preset(scale).world is not None and found.verdict != "open"
-    return f"{found.verdict}{' in the toy' if toy else ''}"
+    toy = preset(scale).world is not None and result.verdict != "open"
+    return f"{result.verdict}{' in the toy' if toy else ''}"
 
 
-def measured(found: Finding) -> str:
+def measured(result: Finding) -> str:
     """The effect with its interval and unit, and what is shown beside it."""
-    beside = [f"{words} {other.number}" for words, other in found.beside if other.estimate is not None]
-    return "; ".join([found.found, *beside])
+    beside = [f"{words} {other.number}" for words, other in result.beside if other.estimate is not None]
+    return "; ".join([result.found, *beside])
 
 
-def counted(found: Finding) -> str:
-    if found.estimate is None:
+def counted(result: Finding) -> str:
+    if result.estimate is None:
         return ""
-    of = f" {found.measured.counts}" if found.measured.counts else ""
-    return f"{found.estimate.n:,}{of}; {found.seeds} seed{'' if found.seeds == 1 else 's'}"
+    of = f" {result.measured.counts}" if result.measured.counts else ""
+    return f"{result.estimate.n:,}{of}; {result.seeds} seed{'' if result.seeds == 1 else 's'}"
 
 
-def claims_table(found: Iterable[tuple[Sequence[str], str, Finding]], *heads: str, papers: bool = True) -> str:
+def claims_table(entries: Iterable[tuple[Sequence[str], str, Finding]], *heads: str, papers: bool = True) -> str:
     """Claims with the paper's number, if wanted, what was measured, its n, and the verdict.
 
     Each entry is what stands before that, below `heads`; the scale that measured; and what it found.
     """
     lines = []
-    for before, scale, one in found:
+    for before, scale, one in entries:
         paper = [published(one.claim)] if papers else []
         lines.append([*before, *paper, measured(one), counted(one), verdict(one, scale)])
     head = [*heads, *(["the paper"] if papers else []), "measured [95 %]", "n", "verdict"]
@@ -90,10 +90,10 @@ def claims_table(found: Iterable[tuple[Sequence[str], str, Finding]], *heads: st
 
 
 def page_claims(claims: Iterable[Claim], seeds: BySeed, scale: str) -> str:
-    found = [one for claim in claims if (one := finding(claim, seeds)).estimate is not None]
-    words = [f"{'' if one.claim.papers else 'Ours: '}{one.claim.text}" for one in found]
-    shown = claims_table([([before], scale, one) for before, one in zip(words, found, strict=True)], "claim")
-    return paragraphs(shown, untestable(one.claim for one in found))
+    results = [one for claim in claims if (one := finding(claim, seeds)).estimate is not None]
+    words = [f"{'' if one.claim.papers else 'Ours: '}{one.claim.text}" for one in results]
+    shown = claims_table([([before], scale, one) for before, one in zip(words, results, strict=True)], "claim")
+    return paragraphs(shown, untestable(one.claim for one in results))
 
 
 def untestable(claims: Iterable[Claim]) -> str:
@@ -101,8 +101,8 @@ def untestable(claims: Iterable[Claim]) -> str:
     return f"Not testable here: {' '.join(reasons)}" if reasons else ""
 
 
-def tally(found: Iterable[tuple[str, Finding]]) -> str:
+def tally(results: Iterable[tuple[str, Finding]]) -> str:
     """What claims come to, as in "3 hold, 1 does not, 2 open"."""
-    words = [verdict(one, scale).removesuffix(" in the toy") for scale, one in found]
+    words = [verdict(one, scale).removesuffix(" in the toy") for scale, one in results]
     counts = Counter(word for word in words if word != "not run")
     return ", ".join(f"{counts[word]} {_PLURAL.get(word, word)}" for word in _IN_TURN if counts[word])

@@ -53,13 +53,13 @@ def new_figure(width: float, height: float) -> Figure:
 
 def by_batch_figure(series: Mapping[str, Mapping[int, Estimate]], y_label: str, path_stem: Path) -> list[Path]:
     """Draw ratios of speeds by batch size, a line per name, as PNG and SVG."""
-    sizes = sorted({size for found in series.values() for size in found})
+    sizes = sorted({size for ratios in series.values() for size in ratios})
     with drawn_alike():
         figure = new_figure(8.5, 4.6)
         axes = figure.subplots()
-        for place, (name, found) in enumerate(series.items()):
+        for place, (name, ratios) in enumerate(series.items()):
             axes.errorbar(
-                list(found), [ratio.value for ratio in found.values()], yerr=error_bars([*found.values()], 1.0),
+                list(ratios), [ratio.value for ratio in ratios.values()], yerr=error_bars([*ratios.values()], 1.0),
                 label=name, capsize=2, linewidth=1, **look(place),
             )  # fmt: skip
         axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
@@ -82,16 +82,17 @@ class Labelled(NamedTuple):
 
 def labelled_figure(panels: Sequence[Labelled], path_stem: Path) -> list[Path]:
     """Draw estimates beside their names, a line each, with a marker per series: no name is too long for a legend."""
-    names = list(dict.fromkeys(name for panel in panels for found in panel.series.values() for name in found))
+    names = list(dict.fromkeys(name for panel in panels for estimates in panel.series.values() for name in estimates))
     with drawn_alike():
         figure = new_figure(9.5, 0.9 + 0.15 * (len(panels) > 1) + 0.34 * len(names))
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         for axes, panel in zip(grid, panels, strict=True):
-            for position, (label, found) in enumerate(panel.series.items()):
+            for position, (label, estimates) in enumerate(panel.series.items()):
                 shift = GROUP_WIDTH * ((position + 0.5) / len(panel.series) - 0.5)
                 axes.errorbar(
-                    [estimate.value for estimate in found.values()], [names.index(name) + shift for name in found],
-                    xerr=error_bars([*found.values()], 1.0),
+                    [estimate.value for estimate in estimates.values()],
+                    [names.index(name) + shift for name in estimates],
+                    xerr=error_bars([*estimates.values()], 1.0),
                     linestyle="none", markersize=4.5, elinewidth=1.0, label=label, **look(position),
                 )  # fmt: skip
             axes.axvline(panel.level, color="0.4", linewidth=0.9, linestyle=":")

@@ -31,7 +31,7 @@ def merged(lines: Sequence[Sequence[str]]) -> list[list[str]]:
     for name, *cells in lines:
         has_numbers = any(character.isdigit() for cell in cells for character in cell)
         names.setdefault((*cells, *([] if has_numbers else [name])), []).append(name)
-    return [["; ".join(found), *cells[: len(lines[0]) - 1]] for cells, found in names.items()]
+    return [["; ".join(labels), *cells[: len(lines[0]) - 1]] for cells, labels in names.items()]
 
 
 def folded(*sections: str) -> str:

@@ -29,7 +29,7 @@ def numbers_table(plan: TablePlan, seeds: BySeed, names: Sequence[str] = ()) -> 
     lines = [["questions", *_counts(cells, plan), "", "", "", *[""] * len(heads)]]
     for place, line in enumerate(shown):
         done = [done_cells(of_seed, line.name) for of_seed in cells]
-        of_seeds = [[fmean(found[name].correct) for found in done if name in found] for name in columns(plan)]
+        of_seeds = [[fmean(of_seed[name].correct) for of_seed in done if name in of_seed] for name in columns(plan)]
         of_benchmarks = [f"{100 * fmean(shares):.1f}" if shares else "not run" for shares in of_seeds]
         accuracy, tokens = (claim.over(seeds.values()) for claim in line_numbers(plan, line.name))
         numbers = [*of_benchmarks, _plus_minus(accuracy), _plus_minus(tokens), str(accuracy.seeds) if any(done) else ""]
@@ -42,29 +42,31 @@ _PAPERS = {"accuracy": "paper: average, 0.5B / 7B", _TOKENS: "paper: tokens/forw
 
 
 def _published(plan: TablePlan, names: Sequence[str], metric: str) -> list[str]:
-    digits, found = (1 if metric == "accuracy" else 2), []
+    digits, cells = (1 if metric == "accuracy" else 2), []
     for name in names:
         values = [published_average(plan, name, scale, metric) for scale in PUBLISHED_SCALES]
         said = ["-" if value is None else f"{value:.{digits}f}" for value in values]
-        found.append(" / ".join(said) if any(value is not None for value in values) else "")
-    return found
+        cells.append(" / ".join(said) if any(value is not None for value in values) else "")
+    return cells
 
 
 def _counts(cells: Sequence[Cells], plan: TablePlan) -> list[str]:
     """The number of questions behind every column; several where lines differ."""
-    found = []
+    counts = []
     for name in columns(plan):
         rows = [row for of_seed in cells for line in plan.lines if (row := done_cells(of_seed, line.name).get(name))]
-        found.append("/".join(map(str, sorted({len(row.correct) for row in rows}))))
-    return found
+        counts.append("/".join(map(str, sorted({len(row.correct) for row in rows}))))
+    return counts
 
 
-def _plus_minus(found: Finding) -> str:
+def _plus_minus(result: Finding) -> str:
     """A number with half its interval; where not of all benchmarks, it says so."""
-    if found.estimate is None:
+    if result.estimate is None:
         return "not run"
-    judged, asked = len(found.measured.benchmarks), found.measured.asked
-    return plus_minus(found.estimate, DIGITS[found.claim.unit]) + ("" if judged == asked else f" ({judged} of {asked})")
+    judged, asked = len(result.measured.benchmarks), result.measured.asked
+    return plus_minus(result.estimate, DIGITS[result.claim.unit]) + (
+        "" if judged == asked else f" ({judged} of {asked})"
+    )
 
 
 def reasons(cells: Cells, plan: TablePlan) -> str:

@@ -45,14 +45,14 @@ def _points(curve: Sequence[Answers], draws: NDArray[np.generic], extra: tuple[f
     `draws` says how often each question is drawn, [questions, draws]; `extra` whether further, made-up questions are
     answered correctly, which cost what the mean question does.
     """
-    found = []
+    points = []
     for point in curve:
         emitted, forwards = (
             np.array([*counts, *[np.mean(counts)] * len(extra)]) for counts in (point.emitted, point.forwards)
         )
         correct = np.array([*point.correct, *extra])
-        found.append([(emitted @ draws) / (forwards @ draws), (correct @ draws) / draws.sum(0)])
-    return np.array(found).swapaxes(0, 1)
+        points.append([(emitted @ draws) / (forwards @ draws), (correct @ draws) / draws.sum(0)])
+    return np.array(points).swapaxes(0, 1)
 
 
 def _gap(a: _Values, b: _Values) -> _Values:

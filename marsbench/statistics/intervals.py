@@ -222,8 +222,8 @@ def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     interval = Interval(-inf, inf)
     if len(ratios) > 1:
         generator = np.random.default_rng(BOOTSTRAP_SEED)
-        found = stats.bootstrap((ratios,), np.median, confidence_level=LEVEL, method="percentile", rng=generator)
-        interval = Interval(*map(float, found.confidence_interval))
+        drawn = stats.bootstrap((ratios,), np.median, confidence_level=LEVEL, method="percentile", rng=generator)
+        interval = Interval(*map(float, drawn.confidence_interval))
     return Estimate(float(np.median(ratios)), interval, len(ratios))
 
 

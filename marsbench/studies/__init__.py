@@ -23,7 +23,7 @@ _KINDS = ("table", "figure", "appendix")  # of what the paper numbers, in the or
 @cache
 def studies() -> dict[str, Study]:
     """Key -> study, in the order of the paper, our own pages last."""
-    modules = [import_module(f"{__name__}.{found.name}") for found in iter_modules(__path__)]
+    modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
     of_modules = [getattr(each, "STUDIES", [each.STUDY] if hasattr(each, "STUDY") else []) for each in modules]
     every: list[Study] = sorted(chain(*of_modules), key=lambda study: _place(study.key, study.place))
     return {study.key: study for study in every}
@@ -31,8 +31,8 @@ def studies() -> dict[str, Study]:
 
 def studies_on(page: str) -> list[Study]:
     """The studies that stand on a page: what leads there, the one that it is named after, the others."""
-    found = [study for study in studies().values() if study.page == page]
-    return sorted(found, key=lambda study: (not study.leads, study.key != page))
+    here = [study for study in studies().values() if study.page == page]
+    return sorted(here, key=lambda study: (not study.leads, study.key != page))
 
 
 def studies_of_paper() -> list[Study]:
@@ -41,8 +41,8 @@ def studies_of_paper() -> list[Study]:
 
 def items() -> list[Item]:
     """Everything that can be reproduced by its name, in the order of the paper: studies, and what their pages hold."""
-    found: list[Item] = [item for study in studies().values() if study.is_made for item in (study, *study.holds)]
-    return sorted(found, key=lambda item: _place(item.key, item.place))
+    known: list[Item] = [item for study in studies().values() if study.is_made for item in (study, *study.holds)]
+    return sorted(known, key=lambda item: _place(item.key, item.place))
 
 
 def study_of(name: str) -> Study:

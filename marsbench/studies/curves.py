@@ -59,7 +59,7 @@ PLAN = TablePlan("curves", "More training and other sizes", tuple(_lines()), que
 def _moves(rows: Sequence[Row], first: str, second: str, ways: Sequence[str] = (_AR, _ONE)) -> list[Estimate]:
     """By how many points lines differ between two points of a curve, as far as measured: AR SFT, MARS at one token."""
     claims = [more_accurate(PLAN, way + second, way + first) for way in ways]
-    return [found.estimate for claim in claims if (found := claim.of(rows)).estimate is not None]
+    return [finding.estimate for claim in claims if (finding := claim.of(rows)).estimate is not None]
 
 
 def settled(rows: Sequence[Row], curve: str) -> tuple[int | None, str]:
@@ -82,8 +82,10 @@ def settled(rows: Sequence[Row], curve: str) -> tuple[int | None, str]:
 def _places(rows: Sequence[Row], curve: str) -> dict[str, int]:
     """Ending -> its steps, or of sizes the parameters of its model, for the points of a curve that are trained."""
     trained = latest_stages(rows)
-    found = {ending: trained.get(TrainedStage.of(f"mars{ending}")) for ending in _POINTS[curve]}
-    return {ending: row.parameters if curve == SIZES else row.steps for ending, row in found.items() if row is not None}
+    points = {ending: trained.get(TrainedStage.of(f"mars{ending}")) for ending in _POINTS[curve]}
+    return {
+        ending: row.parameters if curve == SIZES else row.steps for ending, row in points.items() if row is not None
+    }
 
 
 def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
@@ -127,7 +129,7 @@ def in_brief(rows: Sequence[Row]) -> str:
     """What more steps change at tau = .95, and what MARS costs where AR SFT teaches; empty where not measured."""
     cells, steps = latest_cells(rows), _places(rows, SCALES_OWN)
     ends = [*steps][:: max(1, len(steps) - 1)]
-    tokens = [found[0].value for end in ends if (found := line_on(cells, _PAPERS + end, list(BENCHMARKS)))]
+    tokens = [point[0].value for end in ends if (point := line_on(cells, _PAPERS + end, list(BENCHMARKS)))]
     costs = [_costs(rows, end)[1] for end in ends]
     if len(tokens) < 2:
         return ""

@@ -54,10 +54,10 @@ def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> Answers:
     (n,) = counts
     by_even, by_odd = (fastest_within(settings, allowed_loss, range(first, n, 2)) for first in (0, 1))
     used = [settings[by_even if place % 2 else by_odd] for place in range(n)]
-    found = [
+    answers = [
         (setting.correct[place], setting.emitted[place], setting.forwards[place]) for place, setting in enumerate(used)
     ]
-    return Answers(*map(list, zip(*found, strict=True)))
+    return Answers(*map(list, zip(*answers, strict=True)))
 
 
 def fastest_within(settings: Sequence[Answers], allowed_loss: float, questions: Sequence[int]) -> int:

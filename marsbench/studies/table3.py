@@ -56,8 +56,8 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     benchmarks = shared_benchmarks(cells, plan)
     curves = {}
     for stage, label in reversed(MARS_STAGES.items()):  # MARS first, as in the other figures
-        found = {size: line_on(cells, mars_name(stage, size), benchmarks) for size in BLOCK_SIZES}
-        curves[label] = [(exactly(size), point[1]) for size, point in found.items() if point]
+        points = {size: line_on(cells, mars_name(stage, size), benchmarks) for size in BLOCK_SIZES}
+        curves[label] = [(exactly(size), point[1]) for size, point in points.items() if point]
     _, reference = line_on(cells, "ar_sft", benchmarks) or (None, None)
     panel = Panel(average_title(benchmarks), curves, reference)
     return panels_figure([panel], path_stem, across=1, x_label="block size B")

@@ -117,13 +117,16 @@ def effect(seeds: BySeed, first: str, second: str) -> tuple[Finding, Finding] | 
 
 def tally(seeds: BySeed) -> str:
     """How many of the compared lines differ, and how many of these comparisons are of one training seed."""
-    found = [measured for pairs in PAIRS.values() for pair in pairs if (measured := effect(seeds, *pair))]
-    differ, alone = sum(_verdict(*pair) != SAME for pair in found), sum(accuracy.seeds == 1 for accuracy, _ in found)
-    return f"{differ} of {len(found)} comparisons of lines differ ({alone} of one training seed alone)"
+    effects = [measured for pairs in PAIRS.values() for pair in pairs if (measured := effect(seeds, *pair))]
+    differ, alone = (
+        sum(_verdict(*pair) != SAME for pair in effects),
+        sum(accuracy.seeds == 1 for accuracy, _ in effects),
+    )
+    return f"{differ} of {len(effects)} comparisons of lines differ ({alone} of one training seed alone)"
 
 
-def _verdict(*found: Finding) -> str:
-    both = zip(("accuracy", "tokens/forward"), found, strict=True)
+def _verdict(*findings: Finding) -> str:
+    both = zip(("accuracy", "tokens/forward"), findings, strict=True)
     names = [name for name, finding in both if finding.side != "open"]
     return f"{' and '.join(names)} {DIFFERS if len(names) == 1 else 'differ'}" if names else SAME
 
@@ -132,10 +135,10 @@ def _effects_table(seeds: BySeed, pairs: Sequence[tuple[str, str]]) -> str:
     lines = []
     for first, second in pairs:
         numbers, verdict = [""] * 4, NOT_RUN
-        if found := effect(seeds, first, second):
-            accuracy, tokens = found
+        if both := effect(seeds, first, second):
+            accuracy, tokens = both
             numbers = [accuracy.found, p_value(accuracy.p), tokens.number, counted(accuracy)]
-            verdict = _verdict(*found)
+            verdict = _verdict(*both)
         lines.append([f"{label(PLAN, first)} minus {label(PLAN, second)}", *numbers, verdict])
     return table(["", "accuracy", "p", "tokens/forward", "n", "verdict"], lines, text=(0, 4, 5))
 
@@ -189,8 +192,8 @@ def _load(sweep: SweepCells, seeds: BySeed) -> tuple[str, str]:
         return speed_up(sweep.done.get((WINDOW, size)))
 
     rows = filter(None, sweep.by_batch(WINDOW))
-    found = {row.batch_size: (row, _times(seeds, partial(speed, size=row.batch_size))) for row in rows}
-    known = {size: (row, speed) for size, (row, speed) in found.items() if speed.estimate is not None}
+    speeds = {row.batch_size: (row, _times(seeds, partial(speed, size=row.batch_size))) for row in rows}
+    known = {size: (row, speed) for size, (row, speed) in speeds.items() if speed.estimate is not None}
     lines = [[str(size), f"{row.positions_per_forward:.0f}", speed.number] for size, (row, speed) in known.items()]
     said = f"MARS (tau = .95) is faster than `ar` at every batch size measured, up to {max(known, default=0)}."
     if slow := [size for size, (_, speed) in known.items() if speed.side != "holds"]:

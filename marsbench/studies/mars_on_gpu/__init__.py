@@ -51,8 +51,8 @@ def emitted(done: Done, *, ended: bool = False) -> Estimate:
 
 
 def _emits(rows: Sequence[Row], name: str) -> Measured:
-    found = cells_of(rows)
-    return Measured(emitted(found[name]), tuple(found[name]), len(ASKED)) if name in found else Measured()
+    cells = cells_of(rows)
+    return Measured(emitted(cells[name]), tuple(cells[name]), len(ASKED)) if name in cells else Measured()
 
 
 def _published_cost(scale: str) -> float | None:
@@ -63,8 +63,8 @@ def _published_cost(scale: str) -> float | None:
 
 
 def _published_tokens(scale: str) -> float | None:
-    found = published("4", scale=scale, benchmark="average", metric="tokens_per_forward", block_size=4)
-    return found[0].value if found else None
+    papers = published("4", scale=scale, benchmark="average", metric="tokens_per_forward", block_size=4)
+    return papers[0].value if papers else None
 
 
 _tokens = partial(Claim, bound=Bound(), unit=TOKENS)
@@ -87,33 +87,33 @@ CLAIMS = (
 
 
 def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
-    found = cells_of(rows)
+    cells = cells_of(rows)
     return {
         "claims": page_claims(STUDY.claims, seeds, scale),
-        "said": "\n".join(_said(found, rows)),
-        "table": _table(found),
+        "said": "\n".join(_said(cells, rows)),
+        "table": _table(cells),
         "facts": facts_section(rows, "see the commands below"),
         "made": _made(rows),
     }
 
 
-def _said(found: Mapping[str, Done], rows: Sequence[Row]) -> Iterator[str]:
-    if not found.keys() >= LINES.keys():
+def _said(cells: Mapping[str, Done], rows: Sequence[Row]) -> Iterator[str]:
+    if not cells.keys() >= LINES.keys():
         return
     for name in (SURE, UNSURE):
-        same, asked = same_answers(found[name], found[ONE])
-        only, other, p = mcnemar(*(found[line]["ifeval"].correct for line in (name, ONE)))
+        same, asked = same_answers(cells[name], cells[ONE])
+        only, other, p = mcnemar(*(cells[line]["ifeval"].correct for line in (name, ONE)))
         yield (
-            f"- {LINES[name]} emits {with_interval(emitted(found[name]), 2)} tokens per forward pass. {same:,} of "
+            f"- {LINES[name]} emits {with_interval(emitted(cells[name]), 2)} tokens per forward pass. {same:,} of "
             f"{asked:,} answers are those at one token. On IFEval {only} questions are right with it alone and {other} "
             f"at one token alone (McNemar's p {p_value(p)})."
         )
-    same, asked = same_answers(found[VERIFIED], found[ONE])
+    same, asked = same_answers(cells[VERIFIED], cells[ONE])
     yield (
-        f"- Verified, the same masks emit {with_interval(emitted(found[VERIFIED]), 2)} tokens per forward pass, and "
+        f"- Verified, the same masks emit {with_interval(emitted(cells[VERIFIED]), 2)} tokens per forward pass, and "
         f"{same:,} of {asked:,} answers are the model's own AR decoding's, token for token."
     )
-    same, asked = same_answers(found[ONE], found[BASE])
+    same, asked = same_answers(cells[ONE], cells[BASE])
     yield (
         f"- Fine-tuned, at one token, the model has {LOST.of(rows).number} points of IFEval over "
         f"the base; {same:,} of {asked:,} answers are the base's. **Not measured:** an AR fine-tuning on the same "
@@ -121,13 +121,13 @@ def _said(found: Mapping[str, Done], rows: Sequence[Row]) -> Iterator[str]:
     )
 
 
-def _table(found: Mapping[str, Done]) -> str:
-    counts = {name: len(row.correct) for name, row in next(iter(found.values()), {}).items()}
+def _table(cells: Mapping[str, Done]) -> str:
+    counts = {name: len(row.correct) for name, row in next(iter(cells.values()), {}).items()}
     lines = [["prompts", str(sum(counts.values())), *[str(counts.get(name, "")) for name in ASKED], *[""] * 5]]
-    for name, done in found.items():
+    for name, done in cells.items():
         each = [f"{done[benchmark].tokens_per_forward.value:.2f}" for benchmark in ASKED]
         right = [plus_minus(done[benchmark].accuracy, 1, factor=100) for benchmark in ASKED]
-        same, asked = same_answers(done, found[ONE]) if ONE in found else (0, 0)
+        same, asked = same_answers(done, cells[ONE]) if ONE in cells else (0, 0)
         ending = f"{emitted(done, ended=True).value:.2f}"
         lines.append([LINES[name], f"{emitted(done).value:.2f}", *each, ending, *right, f"{same:,} of {asked:,}"])
     head = ["", "tokens/forward", *ASKED.values(), "of answers that end by EOS", *[f"{of}, %" for of in ASKED.values()]]

@@ -93,9 +93,9 @@ def _over_ar(sweep: SweepCells, row: SweepRow, *, ended: bool = False) -> str:
     `ended`: over the prompts whose answers end by EOS alone.
     """
     ar = sweep.done.get(("ar", row.batch_size))
-    found = over_prompts(row, ar, ended=ended) if ar else None
+    ratio = over_prompts(row, ar, ended=ended) if ar else None
     laps = speed_up(row)
-    return with_interval(found, 2) if found else f"{laps.value:.2f}" if laps else "n/a"
+    return with_interval(ratio, 2) if ratio else f"{laps.value:.2f}" if laps else "n/a"
 
 
 def _in_part(cells: Cells, sweeps: Mapping[str, SweepCells]) -> str:
@@ -147,25 +147,25 @@ def _fastest(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
 def _lossless(cells: Cells) -> Iterator[str]:
     """How many answers are those of AR decoding, of those that are promised to be."""
     for dtype, plan in (("float32", PLAN), ("bfloat16", IN_BF16)):
-        found = [
+        counted = [
             same_answers(done, done_cells(cells, OWN_AR[line.name]))
             for line in plan.lines
             if METHODS[line.method].lossless
             and line.name != OWN_AR[line.name]
             and (done := done_cells(cells, line.name))
         ]
-        if found:
-            same, asked = (sum(counts) for counts in zip(*found, strict=True))
+        if counted:
+            same, asked = (sum(counts) for counts in zip(*counted, strict=True))
             yield f"- In {dtype}, of {asked:,} answers that a method promises to be those of AR decoding, {same:,} are."
 
 
 def _clock(sweeps: Mapping[str, SweepCells]) -> str:
     names = dict.fromkeys(name for sweep in sweeps.values() for name in sweep.names if name != A_A)
     heads = [f"{dtype}, {head}" for dtype, sweep in sweeps.items() for head in sweep.heads]
-    found = {name: [(sweep, row) for sweep in sweeps.values() for row in sweep.by_batch(name)] for name in names}
+    of_name = {name: [(sweep, row) for sweep in sweeps.values() for row in sweep.by_batch(name)] for name in names}
     lines = [
         [name, *[f"{row.tokens_per_second:.0f} ({_over_ar(sweep, row)})" if row else "-" for sweep, row in cells]]
-        for name, cells in found.items()
+        for name, cells in of_name.items()
     ]
     return table(["tokens/s (over `ar`)", *heads], lines)
 
@@ -195,8 +195,8 @@ def _tokens(cells: Cells, rows: Sequence[Row]) -> str:
 
 def _best_lossless(sweep: SweepCells, stages: Collection[str] = (arms.BASE, *arms.ADAPTED)) -> SweepRow | None:
     """The fastest at the smallest batch whose tokens are promised to be the base's; AR decoding itself left out."""
-    found = [row for row in sweep.at(min(sweep.batch_sizes)) if row.is_lossless and row.stage in stages]
-    ours = [row for row in found if row.method not in ("ar", "hf-generate") and OUTSIDER not in row.contender]
+    rows = [row for row in sweep.at(min(sweep.batch_sizes)) if row.is_lossless and row.stage in stages]
+    ours = [row for row in rows if row.method not in ("ar", "hf-generate") and OUTSIDER not in row.contender]
     return max(ours, key=speed_of, default=None)
 
 

@@ -46,8 +46,8 @@ def _accuracy(rows: Sequence[Row], benchmarks: Sequence[str]) -> Measured:
     asked = {name: done[name].correct for name in benchmarks if name in done}
     if len(asked) < len(benchmarks):
         return Measured()
-    found = paired_difference(asked, {name: [0.0] * len(correct) for name, correct in asked.items()})
-    return Measured(found, tuple(asked), len(benchmarks))
+    gain = paired_difference(asked, {name: [0.0] * len(correct) for name, correct in asked.items()})
+    return Measured(gain, tuple(asked), len(benchmarks))
 
 
 def on_each(seeds: BySeed) -> dict[str, Finding]:
@@ -68,7 +68,7 @@ def room_on_enough(seeds: BySeed) -> tuple[str, Verdict]:
 
 def above_chance(seeds: BySeed) -> tuple[str, Verdict]:
     """Which benchmarks may be answered by chance, in words, and whether there is none."""
-    limits = {name: found.estimate.interval for name, found in on_each(seeds).items() if found.estimate}
+    limits = {name: finding.estimate.interval for name, finding in on_each(seeds).items() if finding.estimate}
     if len(limits) < len(BENCHMARKS):
         return "n/a", "not run"
     near = [BENCHMARKS[name] for name, interval in limits.items() if interval.low <= CHANCE.get(name, 0.0)]
@@ -125,14 +125,14 @@ def tally(seeds: BySeed) -> str:
 def _criteria(seeds: BySeed) -> str:
     lines = []
     for criterion in CRITERIA:
-        found, papers = criterion.over(seeds.values()), []
+        result, papers = criterion.over(seeds.values()), []
         for scale, name in PUBLISHED_SCALES.items():
             if (value := criterion.published(scale)) is not None:
                 where = "" if criterion.bound.low <= value <= criterion.bound.high else ", outside the bound"
                 papers.append(f"{number(value, criterion.unit, signed=criterion.signed)} ({name}{where})")
-        counts = ["n/a", "n/a"] if found.estimate is None else [f"{found.estimate.n:,}", str(found.seeds)]
-        line = [criterion.text, tested(criterion), found.found, *counts]
-        lines.append([*line, found.side, ", ".join(papers)])
+        counts = ["n/a", "n/a"] if result.estimate is None else [f"{result.estimate.n:,}", str(result.seeds)]
+        line = [criterion.text, tested(criterion), result.found, *counts]
+        lines.append([*line, result.side, ", ".join(papers)])
     (enough, first), (near, second) = room_on_enough(seeds), above_chance(seeds)
     reach = "benchmarks whose interval reaches down to chance"
     lines[3:3] = [  # they belong to the third

@@ -61,10 +61,10 @@ def _right(cells: Cells) -> str:
     )
 
 
-def _said(found: Estimate | None) -> str:
-    if found is None:
+def _said(ratio: Estimate | None) -> str:
+    if ratio is None:
         return "n/a"
-    return f"{found.value:,.2f}" + (f" {bracketed(found.interval, 2)}" if found.n > 1 else "")
+    return f"{ratio.value:,.2f}" + (f" {bracketed(ratio.interval, 2)}" if ratio.n > 1 else "")
 
 
 # ---- claims ----
@@ -130,8 +130,8 @@ def _rate(rows: Sequence[ServingRow], measure: Callable[[ServingRow], float] = t
 
 
 def _share(rows: Sequence[ServingRow]) -> str:
-    found = accuracy(rows)
-    return "n/a" if found is None else f"{100 * found:.1f}"
+    share = accuracy(rows)
+    return "n/a" if share is None else f"{100 * share:.1f}"
 
 
 def _http(cells: Cells) -> str:
@@ -159,8 +159,8 @@ def _by_load(cells: Cells) -> str:
 
 def _ms(rows: Sequence[ServingRow], name: str, digits: int = 0, count: int = 3) -> str:
     """So many percentiles of some time, each the mean over laps; "n/a" where no request was answered."""
-    found = zip(*[values for row in rows if (values := getattr(row, name))], strict=True)
-    return " / ".join(f"{1000 * fmean(each):.{digits}f}" for each in list(found)[:count]) or "n/a"
+    percentiles = zip(*[values for row in rows if (values := getattr(row, name))], strict=True)
+    return " / ".join(f"{1000 * fmean(each):.{digits}f}" for each in list(percentiles)[:count]) or "n/a"
 
 
 STUDY = Study(

@@ -18,11 +18,11 @@ class Cells(dict[tuple[str, str, float], list[ServingRow]]):
     def of(cls, rows: Iterable[Row]) -> "Cells":
         """Those of some rows by the policies of the page; of a lap that was measured twice, the last counts."""
         names = {policy.name for policy in POLICIES}
-        found: dict[tuple[str, str, float], dict[int, ServingRow]] = {}
+        laps: dict[tuple[str, str, float], dict[int, ServingRow]] = {}
         for row in rows:
             if isinstance(row, ServingRow) and row.status == "done" and row.policy in names:
-                found.setdefault((row.policy, row.shape, row.load), {})[row.repeat] = row
-        return cls({key: [repeats[number] for number in sorted(repeats)] for key, repeats in found.items()})
+                laps.setdefault((row.policy, row.shape, row.load), {})[row.repeat] = row
+        return cls({key: [repeats[number] for number in sorted(repeats)] for key, repeats in laps.items()})
 
     @property
     def full(self) -> float:

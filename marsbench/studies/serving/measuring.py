@@ -139,14 +139,16 @@ class Bench:
         eos_id, pad_id = default_ids(loaded)
         requests = [Request(prompt, self.effort.max_new_tokens) for prompt in prompts]
         started = time.perf_counter()
-        found = decode(loaded.model, chosen, requests, eos_id=eos_id, pad_id=pad_id, batch_size=AT_ONCE)
+        generations = decode(loaded.model, chosen, requests, eos_id=eos_id, pad_id=pad_id, batch_size=AT_ONCE)
         seconds = time.perf_counter() - started
-        texts = loaded.tokenizer.batch_decode([generation.tokens for generation in found], skip_special_tokens=True)
+        texts = loaded.tokenizer.batch_decode(
+            [generation.tokens for generation in generations], skip_special_tokens=True
+        )
         return [
             Heard(0.0, 0.0, 200, seconds, seconds, text, {
                 "completion_tokens": generation.emitted, "marsbench": {"forwards": generation.forwards},
             })
-            for generation, text in zip(found, texts, strict=True)
+            for generation, text in zip(generations, texts, strict=True)
         ]  # fmt: skip
 
     def _shots(self, cell: Cell, carried: float) -> tuple[list[Shot], list[int]]:
@@ -209,11 +211,11 @@ def arrivals(drawn: random.Random, cell: Cell, carried: float, effort: Effort) -
     """When the requests of a cell are due, in seconds: Poisson arrivals, or 0 where the next follows an answer."""
     if cell.shape in ("together", "engine"):
         return [0.0] * effort.requests[int(cell.load)]
-    found, at = [], drawn.expovariate(cell.load * carried)
+    times, at = [], drawn.expovariate(cell.load * carried)
     while at < effort.seconds:
-        found.append(round(at, 5))
+        times.append(round(at, 5))
         at += drawn.expovariate(cell.load * carried)
-    return found or [0.0]
+    return times or [0.0]
 
 
 def is_whole(answer: Heard) -> bool:

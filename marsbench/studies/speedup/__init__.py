@@ -34,9 +34,9 @@ _SMALL = " These are models of a million parameters or less; they test the mecha
 
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     sweep, same = SweepCells.of(rows), ""
-    if found := same_as_sft(sweep):
+    if alike := same_as_sft(sweep):
         same = (
-            f"Verified MARS gives its checkpoint's own AR tokens: {found[0]} of {found[1]} answers are those of AR "
+            f"Verified MARS gives its checkpoint's own AR tokens: {alike[0]} of {alike[1]} answers are those of AR "
             "SFT, the model before MARS training."
         )
     again = {size: ratio for size in sweep.batch_sizes if (ratio := speed_up(sweep.done.get((A_A, size))))}
@@ -69,10 +69,10 @@ def _answer(sweep: SweepCells) -> str:
     if any(sweep.by_batch(COMPILED_AR)):
         lines.append(["compiled `ar` over eager `ar`", *map(printed_speed_up, sweep.by_batch(COMPILED_AR))])
     for best in claims.BESTS.values():
-        found = [best.find(sweep, size) for size in sweep.batch_sizes]
-        if any(found):
-            lines.append([f"{best.shown}, over `ar`", *[printed_ratio(sweep.over_ar_alike(row), "") for row in found]])
-            lines.append(["tokens/forward", *[f"{row.tokens_per_forward:.2f}" if row else "" for row in found]])
+        rows = [best.find(sweep, size) for size in sweep.batch_sizes]
+        if any(rows):
+            lines.append([f"{best.shown}, over `ar`", *[printed_ratio(sweep.over_ar_alike(row), "") for row in rows]])
+            lines.append(["tokens/forward", *[f"{row.tokens_per_forward:.2f}" if row else "" for row in rows]])
     lost = [sweep.cost(sweep.sure_mars(size)) for size in sweep.batch_sizes]
     shown = [with_interval(cost, 1, signed=True) if cost else "" for cost in lost]
     lines.append(["points that `mars` loses [95 %]", *shown])
@@ -96,11 +96,11 @@ def _contenders(sweep: SweepCells) -> str:
 
 def _fastest_of_each(sweep: SweepCells) -> set[str]:
     """The names of the contenders that are fastest for one row among the settings of their method and form."""
-    found: dict[tuple[object, ...], SweepRow] = {}
+    fastest: dict[tuple[object, ...], SweepRow] = {}
     for (_, size), row in sweep.done.items():
         kind = size, row.method, row.stage, row.compiled, row.options.get("cache_block")
-        found[kind] = max(found.get(kind, row), row, key=speed_of)
-    return {row.contender for (size, *_), row in found.items() if size == min(sweep.batch_sizes)}
+        fastest[kind] = max(fastest.get(kind, row), row, key=speed_of)
+    return {row.contender for (size, *_), row in fastest.items() if size == min(sweep.batch_sizes)}
 
 
 def _as_ar(sweep: SweepCells, row: SweepRow) -> str:

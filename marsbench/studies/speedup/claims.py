@@ -140,8 +140,8 @@ def _fastest(
     sweep: SweepCells, batch_size: int, method: str = "mars-block-cache", baseline: str | None = None
 ) -> Estimate | None:
     """Speed-up over a baseline, `ar` unless told, of the fastest B_cache, chosen on the laps that judge it."""
-    found = (speed_up(row, baseline) for row in sweep.at(batch_size, lambda row: row.method == method))
-    return max(filter(None, found), key=lambda estimate: estimate.value, default=None)
+    ratios = (speed_up(row, baseline) for row in sweep.at(batch_size, lambda row: row.method == method))
+    return max(filter(None, ratios), key=lambda estimate: estimate.value, default=None)
 
 
 def _published_fastest(scale: str, batch_size: int, method: str = "mars-block-cache") -> float | None:
@@ -296,8 +296,8 @@ def _published6() -> str:
     head = ["", "tokens/target forward", "ms/round (derived)", "tokens/s", "over AR SFT by AR SFT", "points gained"]
     lines = []
     for line in TABLE6:
-        found = line.published()
-        tokens, speed = found["tokens_per_target_forward"], found["tokens_per_second"]
-        numbers = [f"{tokens:g}", f"{1000 * tokens / speed:.0f}", f"{speed:g}", f"{found['speedup']:g}"]
-        lines.append([line.words, *numbers, signed_number(found["accuracy_delta"], 1)])
+        papers = line.published()
+        tokens, speed = papers["tokens_per_target_forward"], papers["tokens_per_second"]
+        numbers = [f"{tokens:g}", f"{1000 * tokens / speed:.0f}", f"{speed:g}", f"{papers['speedup']:g}"]
+        lines.append([line.words, *numbers, signed_number(papers["accuracy_delta"], 1)])
     return table(head, lines)
