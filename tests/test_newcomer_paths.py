@@ -102,18 +102,20 @@ BENCHMARK = """    "mini_parity": parity.sample,
 
 COUNTER = """    "marsbench:answers_cut": "Answers that their limit has cut.",
 """
-COUNTED = """        self.metrics.counted["marsbench:answers_cut"] += ending.finish == "length"
+COUNTED = """                self.metrics.counters["marsbench:answers_cut"].inc(ending.finish == "length")
 """
 # A client that two answers come to, one of them cut, and what it tells of them.
 ANSWERED = """
 from types import SimpleNamespace
+from prometheus_client import generate_latest
 from marsbench.serving.engine_client import EngineClient
-from marsbench.serving.messages import Ending
+from marsbench.serving.messages import Ending, Report, State
 from marsbench.serving.settings import Settings
 client = EngineClient(Settings("", "micro"), print)
-for finish in ("eos", "length"):
-    client._note_end(SimpleNamespace(job=SimpleNamespace(arrived=0.0)), Ending(finish, 1, 1, None, (1, 1)), 1.0)
-print(client.metrics.page().decode())
+for number, finish in enumerate(("eos", "length")):
+    client._streams[number] = SimpleNamespace(job=SimpleNamespace(arrived=0.0), end=print)
+    client._take(Report(State(), ended=[(number, Ending(finish, 1, 1))]))
+print(generate_latest(client.metrics.registry).decode())
 """
 PAGE = '''"""Figure 7: a study that a test has written."""
 
@@ -199,7 +201,7 @@ def follow(copy: Path) -> None:
     (package / "studies" / "figure7.py").write_text(PAGE)
     serving = package / "serving"
     insert(serving / "metrics.py", '    "marsbench:forwards": ', COUNTER)
-    insert(serving / "engine_client.py", "        self.metrics.whole.observe(now - stream.job.arrived)\n", COUNTED)
+    insert(serving / "engine_client.py", '                why = "error" if ending.failure', COUNTED)
 
 
 @pytest.fixture(scope="module")

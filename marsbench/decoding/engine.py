@@ -14,13 +14,7 @@ import torch
 
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request, as_list
 from marsbench.decoding.outside import OnFinished, OutsideMethod, decode_outside
-from marsbench.decoding.requests import (
-    New,
-    Seat,
-    check_requests,
-    groups_of,
-    laid_out,
-)
+from marsbench.decoding.requests import New, Seat, check_requests, groups_of, laid_out
 from marsbench.decoding.step import Fitted, Method, forward
 from marsbench.decoding.windows import leading_windows
 from marsbench.errors import UserError, integer

@@ -50,11 +50,8 @@ class ModuleDecoder:
             raise _refused(model, f"layers of the kind {', '.join(strange)}")
         attention = getattr(config, "_attn_implementation", None)
         if attention is not None and attention not in _MASKED:
-            what, fix = (
-                f"attention {attention!r} takes no mask of our making",
-                'load it with attn_implementation="sdpa"',
-            )
-            raise UserError(what, where=type(model).__name__, fix=fix)
+            fix = 'load it with attn_implementation="sdpa"'
+            raise UserError(f"attention {attention!r} takes no mask of ours", where=type(model).__name__, fix=fix)
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         decoder, head = self.model.get_decoder(), self.model.get_output_embeddings()
