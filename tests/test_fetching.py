@@ -138,7 +138,7 @@ def test_the_whole_models_tokenizer_is_llama_cpps() -> None:
 
 
 def test_it_is_fetched_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a download at every start, and against another model once the hub is there."""
+    """Guards against a download at every start, and another model once the hub is there."""
     monkeypatch.setattr(fetch_module, "_make", lambda *_: pytest.fail("it is there"))
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setattr("marsbench.hub._answers", lambda _: True)
@@ -291,16 +291,8 @@ def test_what_is_nowhere_is_refused_within_seconds(unreachable: Path) -> None:
     assert checkpoints._fetched("somebody/something") == place / "snapshots" / "abc"
 
 
-@pytest.mark.parametrize("variable", hub.VARIABLES)
-def test_the_users_own_word_counts(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a hub that is asked although somebody has said to leave it alone, or to insist on it."""
-    monkeypatch.setattr(hub, "_answers", lambda _: pytest.fail("it was asked"))
-    monkeypatch.setenv(variable, "0")
-    assert not hub.out_of_reach()
-
-
 def test_a_hub_that_answers_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a second request before every file, and a cache taken for the hub."""
+    """Guards against a request before every file, a cache taken for the hub, and a user's own word unheard."""
     asked = []
 
     class Session:
@@ -316,3 +308,8 @@ def test_a_hub_that_answers_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> No
             assert not constants.HF_HUB_OFFLINE
     assert len(asked) <= 2  # the clock may reach the next minute in between
     hub._answers.cache_clear()
+    for name in hub.VARIABLES:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "0")
+            patch.setattr(hub, "_answers", lambda _: pytest.fail("it was asked"))
+            assert not hub.out_of_reach()
