@@ -96,20 +96,15 @@ def _read_responses(exam: Exam, file: Path) -> dict[int, str]:
         where = f"{file}, line {line}"
         number = names.get(str(record.doc_id))
         if number is None:
-            raise UserError(
-                f"{exam.benchmark.name} has no question {record.doc_id!r}", where=where,
-                fix=f"number its {len(set(names.values())):,} questions from 0, or write SUBTASK/INDEX, as in "
-                + next(name for name in names if "/" in name),
-            )  # fmt: skip
+            fix = f"number its {len(set(names.values())):,} questions from 0, or write SUBTASK/INDEX"
+            raise UserError(f"{exam.benchmark.name} has no question {record.doc_id!r}", where=where, fix=fix)
         if number in found:
             raise UserError(f"question {record.doc_id!r} is answered twice", where=where, fix="keep one of the lines")
-        if (logged := record.target) and logged != targets[number]:
-            asked, here = (shorten(str(text), 60, placeholder=" ...") for text in (logged, targets[number]))
-            raise UserError(
-                f"this answers another question than {exam.benchmark.name} asks: {asked!r} was expected of it, here it "
-                f"is {here!r}", where=where,
-                fix='name the benchmark that was asked, or leave "target" out of the lines to score them all the same',
-            )  # fmt: skip
+        if record.target and record.target != targets[number]:
+            expected = shorten(targets[number], 60, placeholder=" ...")
+            what = f"this answers another question than {exam.benchmark.name} asks, of which {expected!r} is expected"
+            fix = 'name the benchmark that was asked, or leave "target" out of the lines to score them all the same'
+            raise UserError(what, where=where, fix=fix)
         found[number] = record.response
     return found
 

@@ -174,12 +174,9 @@ def _fetched(name: str) -> Path:
         with hub.from_cache_if_out_of_reach():
             return Path(snapshot_download(name, allow_patterns=list(_NEEDED)))
     except Exception as error:  # a dozen kinds: no network, no such checkpoint, no access, no valid name
-        what = f"the checkpoint cannot be loaded: {str(error).splitlines()[0]}"
-        fix = "the folder or hub name may be wrong, or access to it not granted; check both"
-        if hub.out_of_reach():
-            what = "there is no such folder, no copy of a hub checkpoint of that name, and the hub cannot be reached"
-            fix = "check the name and the network"
-        raise UserError(what, where=name, fix=fix) from error
+        silent, first = "no copy of it is here, and the hub cannot be reached", str(error).splitlines()[0]
+        what = f"there is no such folder, and no checkpoint from the hub: {silent if hub.out_of_reach() else first}"
+        raise UserError(what, where=name, fix="check the name, the network, and that you have access to it") from error
 
 
 def _config(folder: Path) -> tuple[PreTrainedConfig, bool]:

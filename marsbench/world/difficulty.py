@@ -1,8 +1,8 @@
 """How hard the world's questions are: what a generator may ask of a model, at each of its levels.
 
 `USUAL` is the world that the mini benchmarks ask about; the `hard` benchmarks have the same six shapes with more things,
-operands, steps, facts and rules. `EXAM` is the same harder world, with more steps in two shapes: only tests ask it. Pairs are ranges with both ends; of other tuples one entry is drawn, as often as it
-stands there.
+operands, steps, facts and rules. `EXAM` is the harder world with more steps in two shapes: only tests ask it. Pairs are
+ranges with both ends; of other tuples one entry is drawn, as often as it stands there.
 """
 
 from dataclasses import dataclass, replace
