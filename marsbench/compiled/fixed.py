@@ -160,14 +160,9 @@ class Steps:
 class Fixed(Fitted):
     """A stand, and which request has which row. If it is too small, or more than twice too large, all move to another.
 
-    Prompts are of all lengths, so they are forwarded in shapes that are fitted to them.
-
-    Args:
-        steps: makes stands and runs their steps.
-        decoder: the model's.
-        method: with windows of a fixed shape.
-        records: whether steps are recorded: one is under way while the one before is read, and a stand is long enough
-            for its requests' ends at once, else it grows with them.
+    Prompts are of all lengths, so they are forwarded in shapes that are fitted to them. Where a device `records` steps,
+    one is under way while the one before is read, and a stand is long enough for its requests' ends at once; else it
+    grows with them.
     """
 
     def __init__(self, steps: Steps, decoder: Decoder, method: Method, *, records: bool = False) -> None:

@@ -87,8 +87,7 @@ class Batch:
     def join(self, requests: Mapping[int, Request]) -> None:
         """Bring requests in, each under an index of the caller's choice: all of them, or none if one fails.
 
-        Raises:
-            UserError: a request that the model cannot run, or an index that is in flight already.
+        `UserError` for a request that the model cannot run, or an index that is in flight already.
         """
         for _ in self.joining(requests):
             pass
@@ -98,9 +97,7 @@ class Batch:
         """`join`, piece by piece: in between, the caller may do anything but bring others in. None is in before the
         last piece; a caller that drops the iterator brings none in.
 
-        Args:
-            requests: as for `join`.
-            most: positions of a long prompt in one piece, where the method allows pieces; None = `prefill_positions`.
+        `most` positions of a long prompt are one piece, where the method allows pieces; None = `prefill_positions`.
         """
         if not requests:
             return
@@ -158,11 +155,8 @@ class Batch:
 
     @torch.inference_mode()
     def turn(self, knobs: Mapping[int, tuple[float | None, int, bool]]) -> None:
-        """Change how several requests in flight decode, from the next step on.
-
-        Args:
-            knobs: index of a request -> its threshold, and for `methods.mixed` the tokens that one forward settles at
-                most, and whether guesses are checked before they count.
+        """Change how several requests in flight decode, from the next step on: by index, the threshold, and for
+        `methods.mixed` the tokens that one forward settles at most, and whether guesses are checked before they count.
         """
         turned = {}
         for row, seat in self._place.seats.items():

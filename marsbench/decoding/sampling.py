@@ -26,14 +26,11 @@ def choose(logits: Tensor, position: Tensor, temperature: Tensor, seed: Tensor, 
 
 
 def cut_off(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Logits of what may be sampled, -inf elsewhere; the top token always may.
+    """Of logits fp32 [N, K, V], divided by the temperature, those of what may be sampled, -inf elsewhere; the top token
+    always may.
 
-    Args:
-        logits: fp32 [N, K, V], divided by the temperature.
-        top_k: fp32 [N], of how many of the most probable tokens one is taken; 0 or less: of all.
-        top_p: fp32 [N], of the fewest of the most probable tokens that together reach this probability, of those that
-            are left; 1: of all.
-        min_p: fp32 [N], of those that are at least so probable as a part of the top one; 0: of all.
+    It is one of the `top_k` [N] most probable tokens (0 or less: of all), of these one of the fewest that together are
+    as probable as `top_p` [N] (1: of all), and at least so probable, as a part of the top one, as `min_p` [N] says.
     """
     ranked, order = torch.sort(logits, dim=-1, descending=True, stable=True)
     place = torch.arange(logits.shape[-1], device=logits.device)

@@ -16,10 +16,8 @@ from marsbench.forward.window import Answer
 def verify(rows: Rows, answer: Answer, logits: Tensor | None = None) -> Accepted:
     """The right ones of the rows' drafts and one token more, the model's own; all but that one stay in the cache.
 
-    Args:
-        rows: the rows in flight.
-        answer: the model's, to a `linear_window` or `grouped_window`.
-        logits: [N, D + 1, V], from the last committed token on, where they are known already.
+    The answer is to a `linear_window` or `grouped_window`; `logits` [N, D + 1, V] from the last committed token on are
+    given where they are known already.
     """
     if logits is None:
         logits = answer.logits(slice(last(rows), last(rows) + drafts_of(rows).shape[1] + 1))

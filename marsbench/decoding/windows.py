@@ -58,12 +58,9 @@ def linear_window(rows: Rows, *, masks: int = 0, mask_id: int = -1, each: Tensor
 
 
 def tree_window(rows: Rows, depth: Tensor, ancestors: Tensor) -> Window:
-    """`linear_window` whose drafts are the nodes of a tree, parents before their children.
+    """`linear_window` whose drafts are the nodes of a tree, parents before their children; a row has all M, or none.
 
-    Args:
-        rows: the rows in flight; each has all of the M nodes as drafts, or none.
-        depth: integer [M], 0 for a guess at the next token.
-        ancestors: bool [M, M], which nodes a node sees: those on its path, itself among them.
+    `depth` [M] is 0 for a guess at the next token. A node sees its `ancestors` bool [M, M], itself among them.
     """
     line = linear_window(rows)
     if not rows.extent.drafted:

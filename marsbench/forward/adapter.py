@@ -49,10 +49,7 @@ class Adapter:
 class Adapted:
     """A model with the adapter that is active; whatever else is asked of it, the model answers.
 
-    Nothing is written to the model: several of these may share one.
-
-    Raises:
-        UserError: the adapter is not for a model with such layers.
+    Nothing is written to the model: several of these may share one. `UserError` for an adapter of other layers.
     """
 
     def __init__(self, model: Any, adapter: Adapter) -> None:

@@ -43,8 +43,7 @@ Decoder = Callable[[RaggedCache, Window, Tensor], Answer]
 def decoder_of(model: Any) -> Decoder:
     """The decoder of a causal language model as it is now: lean where it is plainly known, else its own modules.
 
-    Raises:
-        UserError: a model that does what this engine does not know.
+    `UserError` for a model that does what this engine does not know.
     """
     without_cudnn_attention()
     if not isinstance(model, Adapted):

@@ -115,8 +115,7 @@ class Joined(NamedTuple):
 class Site:
     """Linear layers that read the same values, and an adapter's maps beside them.
 
-    Args:
-        outputs: the layers by their names; those of one output lie one beside the other in it.
+    `outputs` are the layers by their names; those of one output lie one beside the other in it.
     """
 
     def __init__(self, *outputs: Mapping[str, Any]) -> None:

@@ -29,8 +29,7 @@ _MASKED = ("eager", "sdpa")  # implementations of attention that take a mask as 
 class ModuleDecoder:
     """The model's own modules, fillers and all. They are asked for at every call: whatever they are by then, they run.
 
-    Raises:
-        UserError: a model whose attention or positions cannot be had through its modules.
+    `UserError` for a model whose attention or positions cannot be had through its modules.
     """
 
     def __init__(self, model: Any) -> None:
@@ -133,13 +132,10 @@ _PASSED: WeakSet[Any] = WeakSet()  # models
 
 @torch.inference_mode()
 def check_by_forward(model: Any) -> None:
-    """Hold our logits to those of a model's own forward pass, once for every model.
+    """Hold our logits to those of a model's own forward pass, once for every model; `UserError` where they differ.
 
     Whatever its class does that its parts do not show (a scale on its logits, a prompt that an adapter puts before
     ours, a hook on the whole) shows here, before anything wrong is decoded.
-
-    Raises:
-        UserError: they differ by more than rounding.
     """
     if not callable(model) or model in _PASSED:
         return

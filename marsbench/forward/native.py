@@ -132,8 +132,7 @@ def _load(built: Path) -> None:
 def library() -> Path:
     """The library for this CPU; built now where it is not there yet, whole or not at all, by one process at a time.
 
-    Raises:
-        OSError, subprocess.CalledProcessError: there is no compiler, or it does not build it.
+    `OSError` or `subprocess.CalledProcessError` where there is no compiler, or it does not build it.
     """
     compiler = cpp_compiler()
     if compiler is None:

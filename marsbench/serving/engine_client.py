@@ -72,7 +72,6 @@ class Stream:
         self.job, self._news, self._whole = job, news, whole
         self._pieces: list[list[int]] = []
         self.ending: Ending | ApiError | None = None  # nothing more will come
-        self.stopped = False  # whether it came to a stop string, which the engine knows nothing of
         self.last: float | None = None  # `time.perf_counter()` of the latest token
 
     def put(self, pieces: list[list[int]]) -> None:
@@ -259,8 +258,7 @@ class EngineClient:
 
     def stop(self, stream: Stream) -> None:
         """A stop string has come: no more tokens are wanted, only the ending."""
-        if not stream.stopped and stream.ending is None:
-            stream.stopped = True
+        if stream.ending is None:
             self._send(Cancel(stream.job.id))
 
     def turn(self, **knobs: Any) -> None:
