@@ -33,7 +33,7 @@ from marsbench.methods.carried import carried_over
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset, scales
 from marsbench.racing.carried import carried_of, draws_of
-from marsbench.racing.grid import Grid, read_grid, shipped_grid
+from marsbench.racing.grid import read_grid, shipped_grid
 from marsbench.racing.position_law import PositionLaw, Work, predicted_seconds
 from marsbench.racing.race import Race, RoundLog, Stopwatch
 from marsbench.racing.tune import Advice, Setting
@@ -288,23 +288,6 @@ def test_shipped_grids_race_both_forms_of_what_may_win(scale: str) -> None:
     if scale in ("0.5b", "7b"):
         assert grid.seconds(preset(scale)) < 8 * 3600 and quick.seconds(preset(scale)) < 3 * 3600
         assert all(one in quick.contenders for one in compiled)
-
-
-def test_races_on_a_gpu_are_reckoned_by_steps() -> None:
-    """Guards against one row that takes as long as sixteen, and other loops at our price."""
-    scale = preset("7b")
-    costs = scale.assumptions.steps_s
-    assert costs is not None
-
-    def step(method: str, batch_size: int, compiled: bool = False) -> float:
-        contender = replace(Line.raced(method, "mars", method), compiled=compiled)
-        return Grid((contender,), (batch_size,), prompts=16, repeats=3).seconds(scale) / (4 * 256)
-
-    assert step("ar", 1) == pytest.approx(16 * costs["ours"]) and step("ar", 16) == pytest.approx(costs["ours"])
-    assert step("ar", 16, compiled=True) == pytest.approx(5 / 4 * costs["ours"])
-    assert step("hf-generate", 16) == pytest.approx(costs["library"])
-    assert step("hf-assisted", 16) == 0, "it runs one row at a time alone"
-    assert step("mars-no-cache", 16) == pytest.approx(16 * 256 * costs["position"])
 
 
 @pytest.mark.parametrize("scale", ["0.5b", "7b"])

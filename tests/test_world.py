@@ -80,11 +80,15 @@ def asked(name: str, level: Difficulty) -> str:
 @LEVELS
 @pytest.mark.parametrize("name", MINI)
 def test_reference_answers_score_and_others_do_not(name: str, level: Difficulty) -> None:
-    """Guards against a scorer that refuses good answers or takes any answer."""
+    """Guards against a scorer that refuses good answers or takes any, and tasks that ask other or too few questions."""
     if level is HARD and name in OF_EXAMS:
         pytest.skip("this level is only trained on")
     examples = world.test_set(name, SIZE, level=level)[:24]
+    assert mini_questions(name, SIZE)["test"].num_rows >= 200
     name = asked(name, level)
+    task = load_tasks(benchmark(name))[name]
+    prompts = [task.doc_to_text(doc) for doc in task.test_docs()]
+    assert prompts == [example.prompt for example in world.test_set(name.replace("hard", "mini"), SIZE, level=level)]
     assert score(name, [example.response for example in examples]).correct == [1.0] * 24
     assert sum(score(name, ["I do not know."] * 24).correct) == 0
     swapped = [example.response for example in examples[1:] + examples[:1]]
@@ -99,16 +103,3 @@ def test_gsm8k_has_a_second_scorer_that_takes_the_last_number() -> None:
     found = [evaluate(exam, {0: LoggedAnswer(0, text)}).scores for text in said]
     assert [one["strict"] for one in found] == [[1.0], [0.0], [1.0]]
     assert [one["flexible"] for one in found] == [[1.0], [1.0], [0.0]]
-
-
-@LEVELS
-@pytest.mark.parametrize("name", MINI)
-def test_task_files_ask_the_worlds_questions(name: str, level: Difficulty) -> None:
-    """Guards against a task file that asks something else, or fewer than two hundred questions."""
-    task_name = asked(name, level)
-    if level is HARD and name in OF_EXAMS:
-        pytest.skip("this level is only trained on")
-    task = load_tasks(benchmark(task_name))[task_name]
-    prompts = [task.doc_to_text(doc) for doc in task.test_docs()]
-    assert prompts == [example.prompt for example in world.test_set(name, SIZE, level=level)]
-    assert mini_questions(name, SIZE)["test"].num_rows >= 200

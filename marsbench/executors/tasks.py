@@ -65,25 +65,21 @@ def perform(task: Task, made: Sequence[Any], logs: Path, node: str = "") -> Ende
     """
     started, log = time.perf_counter(), log_of(logs, task.name)
     error: UserError | None = None
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            log.open("a", encoding="utf-8", buffering=1) as stream,  # behind what an earlier try has said
-            redirect_stderr(stream),
-        ):
-            try:
-                value = task.run(made, Reporter())
-            except UserError as problem:
-                error = problem
-                print(problem, file=sys.stderr)
-            except Exception as problem:  # a bug: its traceback is in the log
-                traceback.print_exception(problem)
-                what = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"
-                fix = "mend what the log says; the same command then goes on where it stopped"
-                error = UserError(f"{task.title} failed: {what}", where=str(log), fix=fix)
-    except OSError as problem:  # of the log, or of what lies beside it
-        fix = "free space, or mend its permissions; the same command then goes on where it stopped"
-        error = UserError(f"{task.title} cannot write its log: {problem.strerror or problem}", where=str(log), fix=fix)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        log.open("a", encoding="utf-8", buffering=1) as stream,  # behind what an earlier try has said
+        redirect_stderr(stream),
+    ):
+        try:
+            value = task.run(made, Reporter())
+        except UserError as problem:
+            error = problem
+            print(problem, file=sys.stderr)
+        except Exception as problem:  # a bug: its traceback is in the log
+            traceback.print_exception(problem)
+            what = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"
+            fix = "mend what the log says; the same command then goes on where it stopped"
+            error = UserError(f"{task.title} failed: {what}", where=str(log), fix=fix)
     took = time.perf_counter() - started
     return ended_by(task, error, node, took) if error else Ended(task.name, value, None, node, took)
 

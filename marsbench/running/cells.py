@@ -27,7 +27,7 @@ class Cells:
     def __init__(self, run: Run) -> None:
         self._run, self._checkpoints = run, Checkpoints(run)
 
-    def cell(self, asked: Asked, loaded: Loaded, draft: Loaded | None = None, said: str = "") -> EvaluationRow:
+    def cell(self, asked: Asked, loaded: Loaded, draft: Loaded | None = None, *, said: str = "") -> EvaluationRow:
         """A cell, answered and scored now unless it was; its title on the terminal ends by what is `said`."""
         run, line = self._run, asked.line
         answering = self.answering(line, loaded, draft)

@@ -94,18 +94,15 @@ class Checkpoints:
         self.train(chosen)
         return str(self._workspace.checkpoint(chosen))
 
-    def available(self, line: Line) -> tuple[str, Loaded | None, Loaded | None]:
-        """(why there are none, the checkpoint of a line, that of its draft model), both on the device."""
+    def of_line(self, line: Line) -> list[Loaded]:
+        """The checkpoint of a line, then that of its draft model; `Unavailable` where there is none."""
         loaded: list[Loaded] = []
         for trained in line.needs:
             if reason := self.missing(trained):
-                return reason, None, None
-            try:
-                with self.others_may_fail(trained):
-                    loaded.append(self.load(trained, getattr(torch, line.dtype)))
-            except Unavailable as error:
-                return error.reason, None, None
-        return "", loaded[0], loaded[1] if line.draft else None
+                raise Unavailable(reason)
+            with self.others_may_fail(trained):
+                loaded.append(self.load(trained, getattr(torch, line.dtype)))
+        return loaded
 
     @contextmanager
     def others_may_fail(self, trained: TrainedStage) -> Iterator[None]:

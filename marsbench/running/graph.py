@@ -133,16 +133,17 @@ class AnswerTask(RunTask):
         from marsbench.running.cells import Cells
         from marsbench.running.checkpoints import Checkpoints
 
-        reason, loaded, draft = Checkpoints(run).available(self.cells[0].line)
-        if loaded is None:
-            return Made(missing={asked.place: reason for asked in self.cells})
+        try:
+            loaded = Checkpoints(run).of_line(self.cells[0].line)
+        except Unavailable as error:
+            return Made(missing={asked.place: error.reason for asked in self.cells})
         cells, failures, missing = Cells(replace(run, shard=self.shard)), dict[str, str](), dict[str, str]()
         answers: dict[str, EvaluationRow] = {}
         for number, asked in zip(self.numbers, self.cells, strict=True):
             if asked.place in run.failures:
                 continue
             try:
-                answers[asked.place] = cells.cell(asked, loaded, draft, f" (cell {number} of {self.of})")
+                answers[asked.place] = cells.cell(asked, *loaded, said=f" (cell {number} of {self.of})")
             except Unavailable as error:
                 missing[asked.place] = error.reason
             except UserError as error:

@@ -64,10 +64,8 @@ def _row(run: "Run", line: Line, question: str) -> GenerationRow:
     from marsbench.running.checkpoints import Checkpoints
     from marsbench.running.run import kept
 
-    reason, loaded, _ = Checkpoints(run).available(line)
     try:
-        if loaded is None:
-            raise Unavailable(reason)
+        (loaded,) = Checkpoints(run).of_line(line)
         content = {
             "kind": GenerationRow.kind, "method": line.method, "options": line.options, "question": question,
             "weights": loaded.weights, "max_new_tokens": run.scale.max_new_tokens, "versions": versions("decoding"),
