@@ -70,11 +70,8 @@ def parse_json(text: bytes | str, kind: Any = Any) -> Any:
     """A JSON document as what `kind` says: a dataclass, a type of `typing`, whatever pydantic knows.
 
     Numbers are not made of strings, nor lists of single values; fields that `kind` lacks are left out. NaN and Infinity
-    are numbers, as Python writes them.
-
-    Raises:
-        ValueError: it is no JSON, is nested more than 200 deep, has a number of more than 4,300 digits or half a
-            surrogate pair, or is not of that kind; in one line, with the place.
+    are numbers, as Python writes them. `ValueError`, in one line and with the place, where it is no JSON, is nested
+    more than 200 deep, has a number of more than 4,300 digits or half a surrogate pair, or is not of that kind.
     """
     try:
         return _READER(kind).validate_json(text, strict=True)

@@ -24,10 +24,7 @@ def locked(
 
     The system frees the locks of processes that die. On a file system without locks, an existing file stands for one;
     it stays if its holder's machine is lost, so the wait is an hour at most. `say` is told once which process is waited
-    for.
-
-    Raises:
-        UserError: the lock is `busy` for longer than `patience_s`, or the file system can lock nothing.
+    for. `UserError` where the lock is `busy` for longer than `patience_s`, or the file system can lock nothing.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(file)

@@ -8,11 +8,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def tasks_dir() -> Path:
-    """The folder of lm-eval task files: `tasks/` of a checkout, `marsbench/_tasks/` of a wheel.
-
-    Raises:
-        UserError: if neither exists, that is, if the installation is incomplete.
-    """
+    """The folder of lm-eval task files: `tasks/` of a checkout, `marsbench/_tasks/` of a wheel; `UserError` without."""
     # The wheel's copy goes first: beside an installed package, a folder called `tasks` is of another package.
     for folder in (PACKAGE / "_tasks", PACKAGE.parent / "tasks"):
         if folder.is_dir():

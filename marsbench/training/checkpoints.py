@@ -100,10 +100,7 @@ def load(
 
     An adapter's folder is loaded with the model that it was trained on, where that still lies where it did. `stage` is
     what a checkpoint counts as that does not say which stage has trained it; `adapter` the folder of a gated one that
-    is to act on it.
-
-    Raises:
-        UserError: the folder is missing, incomplete or cut short, or the adapter is not for it.
+    is to act on it. `UserError` where the folder is missing, incomplete or cut short, or the adapter is not for it.
     """
     path = SHIPPED.get(str(path), path)
     if is_adapter(Path(path)):
@@ -141,10 +138,8 @@ def load(
 def with_adapter(loaded: Loaded, adapter: str | Path) -> Loaded:
     """A checkpoint with the adapter in a folder on it; its tokenizer knows the mask.
 
-    Nothing is written to the checkpoint's model, and nothing of it copied: several adapters may share it.
-
-    Raises:
-        UserError: the folder holds no gated adapter, or none for this checkpoint, or a damaged one.
+    Nothing is written to the checkpoint's model, and nothing of it copied: several adapters may share it. `UserError`
+    where the folder holds no gated adapter, or none for this checkpoint, or a damaged one.
     """
     folder, (alone, active) = Path(adapter), parted(loaded.model)
     if active is not None:

@@ -24,8 +24,7 @@ Engine = Literal["pard", "uno"]
 def export(checkpoint: str, to: Engine, out: Path) -> str:
     """Write a checkpoint's folder for another engine; returns the command that serves it there.
 
-    Raises:
-        UserError: there is no such folder, it is of the other kind or knows no masks, or `out` is there already.
+    `UserError` where there is no such folder, it is of the other kind or knows no masks, or `out` is there already.
     """
     folder = Path(SHIPPED.get(checkpoint, checkpoint))
     if not folder.is_dir():

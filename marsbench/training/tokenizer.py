@@ -61,10 +61,8 @@ def _trained(vocabulary_size: int, texts: int, level: world.Difficulty) -> str:
 def prepare_for_chat(tokenizer: PreTrainedTokenizerBase) -> None:
     """Give a pretrained model's tokenizer `<|mask|>`, and as EOS the token that ends a turn of its chat template.
 
-    A base model's own EOS ends documents; a model trained on chat must stop where its turn ends.
-
-    Raises:
-        UserError: there is no chat template, or it ends turns with plain text.
+    A base model's own EOS ends documents; a model trained on chat must stop where its turn ends. `UserError` where
+    there is no chat template, or it ends turns with plain text.
     """
     where = str(tokenizer.name_or_path)
     if tokenizer.chat_template is None:

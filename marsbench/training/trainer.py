@@ -196,10 +196,7 @@ def share_of_batch(batch_size: int, processes: int, limit: int | None = None) ->
     """Rows per device and accumulation steps, such that rows x accumulation x processes is the batch size exactly.
 
     Takes as many rows as fit below `limit`. All shares are equal, so the mean of the processes' mean losses is the mean
-    over the batch.
-
-    Raises:
-        UserError: the processes cannot share the batch equally.
+    over the batch. `UserError` where the processes cannot share the batch equally.
     """
     if batch_size % processes:
         fix = "choose a number of processes that divides it, or another --batch-size"
