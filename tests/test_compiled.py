@@ -2,7 +2,6 @@
 
 import gc
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,14 +33,16 @@ from marsbench.racing.course import Course
 from marsbench.racing.grid import BASELINES, Grid, read_grid
 from marsbench.racing.race import Race, RoundLog
 from marsbench.rows.kinds import SweepRow
-from marsbench.rows.store import RowStore
 from marsbench.rows.workspace import Workspace
+from marsbench.running.cells import Cells
+from marsbench.running.plans import Asked
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded
 
 GOLDEN = Path(__file__).parent / "golden"
 NO_COMPILER = "not compiled: there is no C++ compiler"
 Steps = list[Callable[..., Any]]
+BOTH = [False, True]
 
 
 @pytest.fixture
@@ -95,17 +96,14 @@ def test_what_cannot_be_compiled_is_decoded_eagerly(no_compiler: None, golden: d
 def test_compiling_makes_no_other_cell(made: Steps, output: Path) -> None:
     """Guards against everything measured again for a flag that changes no number; in 16 bits it may change one."""
     asked = ["eval", "--benchmark", "mini_gsm8k", "--limit", "2", "--scale", "micro", "--output", str(output)]
-    store, found = RowStore(Workspace(output, "micro").row_file), []
-    for more in ([], ["--compile"]):
-        invoke(*asked, *more)
-        found.append({key: row for key, row in store.rows().items() if row.kind == "evaluation"})
-        Workspace(output, "micro").row_file.unlink()
-        shutil.rmtree(Workspace(output, "micro").runs / "answers")
-    eager, compiled = found
-    assert made and eager.keys() == compiled.keys() and len(eager) == 1
-    for more in ([], ["--compile"]):
-        invoke(*asked, "--dtype", "bfloat16", *more)
-    assert len([row for row in store.rows().values() if row.kind == "evaluation"]) == 2
+    invoke(*asked, "--compile")
+    assert made
+    cells, one = (
+        Cells(Run(preset("micro"), Workspace(output, "micro"))),
+        Asked(Line.raced("ar", "mars", "ar"), "mini_bbh", 1),
+    )
+    exact, half = ({cells._key(one, "", None, dtype, how) for how in BOTH} for dtype in ("float32", "bfloat16"))
+    assert (len(exact), len(half)) == (1, 2)
 
 
 # ---- lm-eval and transformers ---------------------------------------------------------------------------------------
@@ -154,7 +152,6 @@ def test_graphs_go_with_their_model(made: Steps) -> None:
 
 
 # ---- grids and races ------------------------------------------------------------------------------------------------
-BOTH = [False, True]
 AR: dict[str, Any] = {"name": "ar", "method": "ar", "stage": "mars", "compiled": BOTH}
 
 
