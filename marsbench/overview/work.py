@@ -85,13 +85,17 @@ def _tasks_of_page(study: Study, scale: Preset, known: Known, before: Sequence[R
 
 
 class FromRun(Known):
+    """What a run has, what its tasks have made, and the rows of pages that come of both."""
+
     def __init__(self, run: Run) -> None:
         from marsbench.running.cells import Cells
         from marsbench.running.checkpoints import Checkpoints
 
         super().__init__(run.scale)
-        self._run, self._cells, self._checkpoints = run, Cells(run), Checkpoints(run)
-        self.answers: dict[str, EvaluationRow] = {}  # place of a cell -> its row, of those that were asked for
+        # Place of a cell -> its row, of those that were asked for; what could not be made, or measured here -> why.
+        self._answers, self._failures, self._missing = dict[str, EvaluationRow](), dict[str, str](), dict[str, str]()
+        self._run = replace(run, failures=self._failures)
+        self._cells, self._checkpoints = Cells(self._run), Checkpoints(self._run)
 
     def is_trained(self, trained: TrainedStage) -> bool:
         return self._checkpoints.record(trained) is not None
@@ -108,11 +112,40 @@ class FromRun(Known):
             if self._checkpoints.missing(asked.line.trained):
                 return 0
             if (row := self._cells.known(asked)) is not None:
-                self.answers[asked.place] = row
+                self._answers[asked.place] = row
                 return 0
             return len(self._run.exam(asked.benchmark, asked.questions).asked())
         except UserError:
             return 0
+
+    def hear(self, made: Made) -> None:
+        self._answers |= made.answers
+        self._failures |= made.failures
+        self._missing |= made.missing
+
+    def page(self, study: Study, parts: Sequence[Ended]) -> list[Row] | UserError:
+        """The rows of a page: trainings, what it measures itself, answers; or the first reason why there are none."""
+        if error := next((part.error for part in parts if part.error is not None), None):
+            return error
+        rows: list[Row] = [row for part in parts for row in part.value.page]
+        if study.plans:
+            trained = self._checkpoints.trained(study.shows(self._run.scale))
+            cells = _cells(study, self)
+            answers = [self._answer(asked, f" (cell {place} of {len(cells)})") for place, asked in enumerate(cells, 1)]
+            rows = [*trained, *rows, *answers]
+        return list({row.key: row for row in rows}.values())  # races name the trainings that all of them need
+
+    def _answer(self, asked: Asked, said: str) -> Row:
+        """A cell, as its page's line, or a row that says why there is none."""
+        if (row := self._answers.get(asked.place)) is not None:
+            return replace(row, arm=asked.line.name)
+        line, places = asked.line, [*[stage.place for stage in asked.line.needs], asked.place]
+        failure = next(filter(None, map(self._failures.get, places)), "")
+        reason = failure or self._missing.get(asked.place) or self._run.cannot_ask(asked.benchmark, asked.questions)
+        reason = reason or next(filter(None, map(self._checkpoints.missing, line.needs)), "it was not answered")
+        status: Status = "failed" if failure else "skipped"
+        self._run.reporter.say(f"{line.label}, {asked.benchmark}{said}: {status} ({reason})")
+        return self._cells.without(asked, reason, status)
 
 
 def carry_out(
@@ -137,11 +170,11 @@ def carry_out(
     with closing(executor.run(tasks)) as running:
         for ended in running if alone else shown(running, tasks, run):
             made[ended.name] = ended
+            known.hear(ended.value)
             if alone and ended.error is not None and ended.name not in of_pages:
                 run.reporter.say(escape(str(ended.error)))
-    results = _Results(run, known, [ended.value for ended in made.values()])
     parts = {study.key: [made[name] for name, task in of_pages.items() if task.study == study.key] for study in wanted}
-    return refused | {study.key: results.page(study, parts[study.key]) for study in wanted}
+    return refused | {study.key: known.page(study, parts[study.key]) for study in wanted}
 
 
 def shown(running: Iterable[Ended], tasks: Sequence[RunTask], run: Run) -> Iterator[Ended]:
@@ -163,42 +196,6 @@ def shown(running: Iterable[Ended], tasks: Sequence[RunTask], run: Run) -> Itera
             left = (time.monotonic() - begun) * (whole - seconds) / seconds if seconds else 0.0
             bar.update(done, len(tasks), f"{roughly(left)} left" if left else "")
             yield ended
-
-
-class _Results:
-    def __init__(self, run: Run, known: FromRun, made: Sequence[Made]) -> None:
-        from marsbench.running.cells import Cells
-        from marsbench.running.checkpoints import Checkpoints
-
-        self._run, self._known = run, known
-        self._failures = {place: why for each in made for place, why in each.failures.items()}
-        self._missing = {place: why for each in made for place, why in each.missing.items()}
-        self._answers = known.answers | {place: row for each in made for place, row in each.answers.items()}
-        self._cells, self._checkpoints = Cells(run), Checkpoints(replace(run, failures=self._failures))
-
-    def page(self, study: Study, parts: Sequence[Ended]) -> list[Row] | UserError:
-        """The rows of a page: trainings, what it measures itself, answers; or the first reason why there are none."""
-        if error := next((part.error for part in parts if part.error is not None), None):
-            return error
-        rows: list[Row] = [row for part in parts for row in part.value.page]
-        if study.plans:
-            trained = self._checkpoints.trained(study.shows(self._run.scale))
-            cells = _cells(study, self._known)
-            answers = [self._answer(asked, f" (cell {place} of {len(cells)})") for place, asked in enumerate(cells, 1)]
-            rows = [*trained, *rows, *answers]
-        return list({row.key: row for row in rows}.values())  # races name the trainings that all of them need
-
-    def _answer(self, asked: Asked, said: str) -> Row:
-        """A cell, as its page's line, or a row that says why there is none."""
-        if (row := self._answers.get(asked.place)) is not None:
-            return replace(row, arm=asked.line.name)
-        line, places = asked.line, [*[stage.place for stage in asked.line.needs], asked.place]
-        failure = next(filter(None, map(self._failures.get, places)), "")
-        reason = failure or self._missing.get(asked.place) or self._run.cannot_ask(asked.benchmark, asked.questions)
-        reason = reason or next(filter(None, map(self._checkpoints.missing, line.needs)), "it was not answered")
-        status: Status = "failed" if failure else "skipped"
-        self._run.reporter.say(f"{line.label}, {asked.benchmark}{said}: {status} ({reason})")
-        return self._cells.without(asked, reason, status)
 
 
 def _refusal(study: Study, run: Run, quick: bool) -> list[Row] | UserError | None:
