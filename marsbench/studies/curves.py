@@ -136,8 +136,14 @@ def in_brief(rows: Sequence[Row]) -> str:
     said = (
         f"Trained {steps[ends[1]] / steps[ends[0]]:g} times as long, the toy at tau = .95 yields {tokens[1]:.2f} in "
         f"place of {tokens[0]:.2f} tokens per pass, at {costs[1]} in place of {costs[0]} points against AR SFT "
-        "(one seed)."
+        f"(one seed); at one token it then has {_costs(rows, ends[1])[0]} points."
     )
+    enough, _ = settled(rows, SCALES_OWN)
+    if enough is None:
+        said += (
+            f" Its accuracy still moves there, so by our rule the {steps[ends[0]]:,} steps of the tables are too few: "
+            "they show an under-trained MARS."
+        )
     taught = more_accurate(PLAN, _AR + _TAUGHT, _BASES[_TEACHING]).of(rows)
     if taught.estimate is not None:
         one, several = _costs(rows, _TAUGHT)
