@@ -107,30 +107,6 @@ def test_callbacks_may_do_as_they_like(golden_models: Models, prompts: list[list
     ]
 
 
-@pytest.mark.parametrize("fails", ["threshold", "model"])
-def test_who_is_refused_is_not_counted(
-    fails: str, golden_models: Models, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guards against a batch that never becomes empty because of somebody who never got in."""
-    desk = Desk(golden_models["mars"])
-    if fails == "threshold":
-        with pytest.raises(UserError, match="out of range"):
-            desk.batch.join({0: Request(prompts[0], 40, 7.0)})
-    else:
-
-        def out_of_memory(*_: object) -> None:
-            raise MemoryError
-
-        with monkeypatch.context() as patch:
-            patch.setattr("marsbench.decoding.step.forward", out_of_memory)
-            with pytest.raises(MemoryError):
-                desk.batch.join({0: Request(prompts[0], 40, 0.7)})
-    assert len(desk.batch) == 0
-    desk.batch.join({0: Request(prompts[0], 40, 0.7)})
-    desk.run()
-    assert set(desk.done) == {0}
-
-
 def test_a_whole_number_is_a_threshold_like_another(golden_models: Models, prompts: list[list[int]]) -> None:
     """Guards against a neighbour's `threshold=1` that makes 0.9 a 0, which accepts everything."""
     method = build_method("mars", Options(mask_id=MASK))

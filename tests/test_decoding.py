@@ -400,7 +400,8 @@ OPTIONS_OUT_OF_RANGE: list[dict[str, Any]] = [
 REQUESTS = [
     (Request([]), "empty"), (Request([4, 99]), "vocabulary"), (Request([-1]), "vocabulary"),
     (Request([4], 0), "max_new_tokens"), (Request([4] * 100, 60), "context"),
-    (Request([4], 5, temperature=-1.0), "temperature"),
+    (Request([4], 5, temperature=-1.0), "temperature"), (Request([4], top_p=0.0), "top_p"),
+    (Request([4], top_p=1.5), "top_p"), (Request([4], min_p=-0.1), "min_p"),
 ]  # fmt: skip
 
 

@@ -4,12 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tools
 import torch
 
-from marsbench.decoding.engine import decode
-from marsbench.decoding.generation import Layout, Request
-from marsbench.methods.ar import Autoregressive
+from marsbench.decoding.generation import Layout
 from marsbench.methods.mars_lookup import UNLIKELY, MarsLookup
 from marsbench.methods.prompt_lookup import look_up
 
@@ -54,15 +51,3 @@ def test_long_and_late_matches_are_looked_up() -> None:
     tokens, length = torch.tensor([[5, 6, 7, 8, 6, 7, 0, 0]]), torch.tensor([6])
     found = [look_up(tokens, length, 2, longest=3, shortest=shortest)[1].item() for shortest in (1, 2, 3)]
     assert found == [2, 2, 0]
-
-
-@pytest.mark.parametrize("options", [{"window": 1}, {"window": 2, "draft_length": 1}, {"layout": "linear"}], ids=str)
-def test_no_setting_changes_a_token(options: dict[str, Any]) -> None:
-    """Guards against the smallest windows, of which one has no masks at all, and texts that go round in circles."""
-    model = tools.llama(vocab_size=40, **tools.SMALLEST | {"initializer_range": 0.3})
-    requests = [Request(TEXT, 40), Request(TEXT[:3], 25), Request(TEXT[4:], 30, temperature=1.0, seed=3)]
-    ids = {"eos_id": 2, "pad_id": 0}
-    expected = decode(model, Autoregressive(), requests, **ids)
-    found = decode(model, MarsLookup(MASK, **options), requests, **ids)
-    assert [one.tokens for one in found] == [one.tokens for one in expected]
-    assert sum(one.forwards for one in found) < sum(one.forwards for one in expected)

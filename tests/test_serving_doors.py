@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -18,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from marsbench.cli import app as command
+from marsbench.serving import serve
 from marsbench.serving.app import build
 from marsbench.serving.engine_client import EngineClient
 from marsbench.serving.guards import is_local
@@ -106,6 +108,20 @@ def test_addresses_and_options_that_do_not_fit() -> None:
     assert [is_local(host) for host in hosts] == [False, False, False, True, True, True]
     found = CliRunner().invoke(command, ["serve", "--checkpoint", "nowhere", "--adapt", "--compile"])
     assert found.exit_code != 0 and "--adapt chooses windows" in found.output + str(found.exception)
+
+
+def test_what_a_server_says_may_find_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a server that outlives who started it: what it says when it is told to end cannot be written."""
+    ended = list[str]()
+
+    async def told_to_end(_: Settings, own: Any, say: Any) -> None:
+        own.close()
+        say("ending")
+        ended.append("ended")
+
+    monkeypatch.setattr(serve, "_serve", told_to_end)
+    serve.serve(Settings(port=0), Mock(side_effect=BrokenPipeError))
+    assert ended
 
 
 def test_keys_open_what_they_are_for() -> None:

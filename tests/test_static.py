@@ -180,17 +180,6 @@ def test_compiled_steps_follow_the_model(given: dict[str, Any]) -> None:
     same()
 
 
-@pytest.mark.parametrize(
-    ("method", "reason"),
-    [("mars-no-cache", "no fixed shape"), ("mars-block-cache", "no fixed shape"), ("hf-generate", "loop of its own")],
-)
-def test_what_has_no_static_step_says_why(
-    method: str, reason: str, model: LlamaForCausalLM, given: dict[str, Any]
-) -> None:
-    """Guards against a step that is compiled anew for every width."""
-    assert reason in why_not(model, build_method(method, Options(**given)))
-
-
 def test_other_architectures_have_a_reason(given: dict[str, Any]) -> None:
     """Guards against a graph of modules whose hooks and adapters it would not see."""
     model = llama(0)
