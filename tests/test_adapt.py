@@ -51,9 +51,11 @@ def test_no_contender_may_lose_a_token() -> None:
 
 @pytest.mark.slow
 def test_killed_at_every_stage_it_ends_with_the_page_of_a_run_that_was_not(
-    base: Path, prompts: Path, tmp_path: Path
+    base: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against answers, steps or an adapter that are lost or half written, and a plan that changes midway."""
+    monkeypatch.setattr(adapt, "LAPS", 2)  # how fast it is, no line asks
+    monkeypatch.setattr(adapt, "_RACED_TOKENS", 24)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     invoke(*arguments(base, prompts, whole))
     page = (whole / "README.md").read_text()
