@@ -272,7 +272,7 @@ def log_of(out: Path) -> Path:
 def test_a_run_goes_on_wherever_it_was_killed(
     whole: Path, model: Path, prompts: Path, decoded: list[tuple[Request, Generation]]
 ) -> None:
-    """Guards against answers that are lost or given twice after a kill, in the midst of a line too."""
+    """Guards against answers lost or given twice after a kill, in the midst of a line too, and a broken log unnamed."""
     log, file, data = log_of(whole).read_bytes(), log_of(whole), whole.read_bytes()
     ends = [at + 1 for at, byte in enumerate(log) if byte == ord("\n")]
     for size in (0, ends[0] - 1, ends[0], ends[7] + 1, ends[20] - 1, ends[-1]):
@@ -284,6 +284,9 @@ def test_a_run_goes_on_wherever_it_was_killed(
         assert whole.read_bytes() == data
         assert len(decoded) == len(QUESTIONS) - log[:size].count(b"\n"), "what is there is not decoded again"
         assert sorted(file.read_text().splitlines()) == sorted(log.decode().splitlines())
+    file.write_bytes(log[: ends[2]] + b"{}\n" + log[ends[2] :])  # by an editor
+    done = distill(model, prompts, whole, *SAMPLED)
+    assert done.exit_code == 2 and f"{file}, line 4" in done.stderr
 
 
 def test_an_interruption_leaves_no_chat_data_and_all_answers(
@@ -368,15 +371,6 @@ def test_what_is_there_or_in_use_is_refused(model: Path, prompts: Path, tmp_path
     (tmp_path / "plain" / "chat_template.jinja").unlink()
     done = distill(tmp_path / "plain", prompts, tmp_path / "chats.jsonl")
     assert done.exit_code == 2 and "no chat template" in done.stderr
-
-
-def test_a_broken_log_is_named(whole: Path, model: Path, prompts: Path) -> None:
-    """Guards against tracebacks over a line that an editor has changed."""
-    log = log_of(whole)
-    lines = log.read_text().splitlines(keepends=True)
-    log.write_text("".join([*lines[:3], "{}\n", *lines[3:]]))
-    done = distill(model, prompts, whole, *SAMPLED)
-    assert done.exit_code == 2 and f"{log}, line 4" in done.stderr
 
 
 # ---- what cannot be --------------------------------------------------------------------------------------------------

@@ -188,15 +188,6 @@ def test_answers_score_alike_every_time() -> None:
         assert right == doc["Correct Answer"]
 
 
-def test_ifeval_without_its_sentence_model_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a LookupError in the middle of a run, or a download behind the user's back."""
-    import nltk
-
-    monkeypatch.setattr(nltk.data, "path", ["/nowhere"])
-    with pytest.raises(local_data.Unavailable, match="punkt_tab"):
-        answers.check_sentence_model(LITTLE / "gsm8k")
-
-
 # ---- which questions ------------------------------------------------------------------------------------------------
 def test_limits_and_shards_take_parts_of_the_whole() -> None:
     """Guards against a limit of one subtask or a small scale's, questions of no shard or two, and guessed names."""
@@ -233,28 +224,36 @@ def test_where_things_lie_does_not_matter(tmp_path: Path) -> None:
 
 
 # ---- damaged data, and none -----------------------------------------------------------------------------------------
-DAMAGE: dict[str, tuple[bytes, str]] = {
-    "missing column": (b'{"question": "1 + 1?"}\n', "line 1"),
-    "truncated last line": (b'{"question": "1 + 1?", "answer": "#### 2"}\n{"question": "2', "line 2"),
-    "a number for a text": (b'{"question": "1 + 1?", "answer": 2}\n', "line 1"),
-    "nothing for a text": (b'{"question": null, "answer": "2"}\n', "line 1"),
-}
+DATA_LINE, ANSWER_LINE = '{"question": "1 + 1?", "answer": "#### 2"}\n', '{"doc_id": 0, "response": "x"}\n'
+DAMAGE = {  # questions and responses, and what the refusal says
+    "missing column": ('{"question": "1 + 1?"}\n', ANSWER_LINE, "test.jsonl, line 1"),
+    "truncated last line": (DATA_LINE + '{"question": "2', ANSWER_LINE, "test.jsonl, line 2"),
+    "a number for a text": ('{"question": "1 + 1?", "answer": 2}\n', ANSWER_LINE, "test.jsonl, line 1"),
+    "nothing for a text": ('{"question": null, "answer": "2"}\n', ANSWER_LINE, "test.jsonl, line 1"),
+    "unknown question": (DATA_LINE, '{"doc_id": 99, "response": "x"}\n', "99"),
+    "answered twice": (DATA_LINE, 2 * ANSWER_LINE, "r.jsonl, line 2"),
+    "no text": (DATA_LINE, '{"doc_id": 0, "response": 5}\n', "r.jsonl, line 1"),
+    "no response": (DATA_LINE, '{"doc_id": 0}\n', "response"),
+    "cut short": (DATA_LINE, '{"doc_id": 0, "resp', "r.jsonl, line 1"), "nothing": (DATA_LINE, "", "empty"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_data_is_refused(damage: str, tmp_path: Path) -> None:
-    """Guards against a traceback, or worse a score, where the data is damaged."""
-    content, word = DAMAGE[damage]
+def test_damaged_questions_and_responses_are_refused(damage: str, tmp_path: Path) -> None:
+    """Guards against a traceback, or worse a score, where lines are damaged or left out in silence."""
+    questions, responses, word = DAMAGE[damage]
     (tmp_path / "gsm8k").mkdir()
-    (tmp_path / "gsm8k" / "test.jsonl").write_bytes(content)
-    responses = tmp_path / "responses.jsonl"
-    responses.write_text('{"doc_id": 0, "response": "2"}\n')
-    done = score("gsm8k", responses, tmp_path)
-    assert done.exit_code == 2 and word in done.output and "test.jsonl" in done.output
+    (tmp_path / "gsm8k" / "test.jsonl").write_text(questions)
+    (tmp_path / "r.jsonl").write_text(responses)
+    done = score("gsm8k", tmp_path / "r.jsonl", tmp_path)
+    assert done.exit_code == 2 and word in done.output and "fix:" in done.output
 
 
-def test_data_that_is_doubled_or_not_there_is_refused(tmp_path: Path) -> None:
-    """Guards against one question counted as two, a table that dies of a gap, and older answers asked again."""
+def test_data_that_is_doubled_or_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a question counted twice, a table that dies of a gap, downloads unasked, older answers anew."""
+    monkeypatch.setattr("nltk.data.path", ["/nowhere"])
+    with pytest.raises(local_data.Unavailable, match="punkt_tab"):
+        answers.check_sentence_model(LITTLE / "gsm8k")
     (tmp_path / "ifeval").mkdir()
     line = (LITTLE / "ifeval" / "train.jsonl").read_text().splitlines()[0] + "\n"
     (tmp_path / "ifeval" / "train.jsonl").write_text(2 * line)
@@ -345,23 +344,6 @@ def test_score_and_compare_print_one_document(tmp_path: Path) -> None:
     lines = [{"doc_id": 0, "response": "The answer is 18."}, {"doc_id": 1, "response": "It is 3.", "target": ""}]
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert score("gsm8k", tmp_path / "r.jsonl").exit_code == 0
-
-
-BAD_RESPONSES = {
-    "unknown question": ('{"doc_id": 99, "response": "x"}\n', "99"),
-    "answered twice": ('{"doc_id": 0, "response": "x"}\n' * 2, "line 2"),
-    "no text": ('{"doc_id": 0, "response": 5}\n', "line 1"), "no response": ('{"doc_id": 0}\n', "response"),
-    "cut short": ('{"doc_id": 0, "resp', "line 1"), "nothing": ("", "empty"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("mistake", BAD_RESPONSES)
-def test_bad_responses_are_refused(mistake: str, tmp_path: Path) -> None:
-    """Guards against a score that leaves lines out in silence."""
-    text, word = BAD_RESPONSES[mistake]
-    (tmp_path / "r.jsonl").write_text(text)
-    done = score("gsm8k", tmp_path / "r.jsonl")
-    assert done.exit_code == 2 and word in done.output and "fix:" in done.output
 
 
 @pytest.mark.parametrize("name", ["gsm8k", *GROUPS["mini"]])

@@ -1,7 +1,6 @@
 """A gated adapter on disk: a folder as peft lays one out, with the mask's vector and the draft head beside it."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from marsbench.errors import UserError, told_to_user
+from marsbench.errors import told_to_user
 from marsbench.forward.adapter import Adapter, LowRank
 from marsbench.forward.draft_head import DraftHead, kind_of_head
 from marsbench.json_lines import read_json
@@ -20,7 +19,6 @@ CONFIG = "adapter_config.json"  # peft's
 WEIGHTS, VECTOR = "adapter_model.safetensors", "mask_vector.safetensors"  # peft's, and ours
 HEAD = "draft_head.safetensors"  # where there is one; of which kind, the record says
 PREFIX = "base_model.model."  # of peft's names
-_NOT_PLAIN = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")  # peft's: more than maps of one scale
 
 
 # Adapters that came with the package, by the names that they go by wherever a checkpoint's name is asked for.
@@ -74,13 +72,10 @@ def base_of(folder: Path) -> str:
 def read_adapter(folder: Path, model: PreTrainedModel) -> Adapter:
     """The adapter in a folder, for a model; `UserError` where a file is missing or cut short, or it does not fit."""
     config = _config(folder)
-    if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or any(map(config.get, _NOT_PLAIN)):
-        raise UserError("this is no plain LoRA adapter", where=str(folder), fix="train one: marsbench train mars_gated")
-    rank = float(config["r"])
-    scale = float(config["lora_alpha"]) / (math.sqrt(rank) if config.get("use_rslora") else rank)
     fix = "a file may be missing or cut short, or peft made it without a gate; copy it or train it again"
     with told_to_user("the adapter cannot be loaded", OSError, SafetensorError, KeyError, where=folder, fix=fix):
         weights, vector = load_file(folder / WEIGHTS), load_file(folder / VECTOR)["mask_vector"]
+        scale = float(config["lora_alpha"]) / float(config["r"])
     inside = f"{PREFIX}{_place_of_decoder(model)}"
     down, up = ".lora_A.weight", ".lora_B.weight"
     names = [name.removeprefix(inside).removesuffix(down) for name in weights if name.endswith(down)]
