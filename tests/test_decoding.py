@@ -419,8 +419,9 @@ def test_what_is_out_of_range_is_refused(random_models: Models) -> None:
     for request, said in REQUESTS:
         with pytest.raises(UserError, match=said):
             decode(model, ar, [request], eos_id=EOS, pad_id=PAD)
-    with pytest.raises(UserError, match="batch size 0"):
-        decode(model, ar, [Request([5])], eos_id=EOS, pad_id=PAD, batch_size=0)
+    for bound, said in {"batch_size": "batch size 0", "prefill_positions": "prefill positions 0"}.items():
+        with pytest.raises(UserError, match=said):
+            decode(model, ar, [Request([5])], eos_id=EOS, pad_id=PAD, **{bound: 0})
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -31,7 +31,6 @@ from marsbench.methods.mixed import Mixed
 VOCABULARY = SHAPE["vocab_size"]
 LOSSLESS = {
     "groups": ("mars-verified", {}), "linear": ("mars-verified", {"layout": "linear"}), "lookup": ("mars-lookup", {}),
-    "two forwards": ("uno", {}), "mars, one token": ("mars", {}),
 }  # fmt: skip
 
 

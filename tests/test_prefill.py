@@ -21,7 +21,6 @@ from marsbench.training.medusa import MedusaHeads
 
 PAD, MASK = 0, 3
 OURS = [name for name, info in METHODS.items() if not info.own_loop]
-IN_ONE_PIECE = {"mars-no-cache", "block-diffusion"}  # whose rows are not cut
 
 
 @pytest.fixture(scope="module")
@@ -113,14 +112,6 @@ def test_no_forward_over_prompts_is_wider_than_it_may_be(
     assert (1, 32) in seen
 
 
-@pytest.mark.parametrize("method", sorted(IN_ONE_PIECE))
-def test_what_cannot_be_cut_is_parted_by_rows(method: str, models: dict[str, Any]) -> None:
-    """Guards against prompts cached by causal windows where attention is not causal, or nothing is to be cached."""
-    meter = Meter()
-    run(models, method, [[5] * 20, [6] * 20, [7] * 20], 7, threshold=0.2, meter=meter)
-    assert meter.prompt_forwards == 3
-
-
 def test_groups_are_as_large_as_they_may_be() -> None:
     """Guards against groups that go over the bound, rows that are lost, and rows alone that could go together."""
     lengths = [3, 3, 4, 4, 9, 1, 1, 20, 2]
@@ -195,11 +186,3 @@ def test_a_join_ticks_once_and_others_step_between(models: dict[str, Any]) -> No
         batch.step()
     alone = run(models, "ar", [prompts[1]], PREFILL_POSITIONS)[0]
     assert found.keys() == {0, 1} and found[1] == alone
-
-
-@pytest.mark.parametrize("positions", [0, -5])
-def test_a_bound_that_holds_nothing_is_refused(positions: int, models: dict[str, Any]) -> None:
-    """Guards against a prompt that is cut for ever."""
-    for method in ("ar", "hf-generate"):
-        with pytest.raises(UserError, match="prefill positions"):
-            run(models, method, [[5]], positions)
