@@ -328,6 +328,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     records=st.lists(VALUES, min_size=1), end=st.sampled_from(["\n", "\r\n"]), mark=st.booleans(), plain=st.booleans()
 )

@@ -7,8 +7,8 @@ import pytest
 
 from marsbench import world
 from marsbench.evaluation.answers import mini_questions
-from marsbench.evaluation.benchmarks import benchmark, load_tasks
-from marsbench.evaluation.harness import LoggedAnswer, Scored, evaluate, prepare
+from marsbench.evaluation.benchmarks import benchmark
+from marsbench.evaluation.harness import Exam, LoggedAnswer, Scored, evaluate, prepare
 from marsbench.world import USUAL
 from marsbench.world.difficulty import DIFFICULTIES, HARD, Difficulty
 from marsbench.world.ifeval import followed
@@ -63,9 +63,8 @@ def test_say_and_names_and_contents() -> None:
     assert [world.modelled_on(name) for name in ("mini_gsm8k", "hard_gsm8k", "within_gsm8k", "gsm8k")] == ["gsm8k"] * 4
 
 
-def score(name: str, answers: list[str]) -> Scored:
+def score(exam: Exam, answers: list[str]) -> Scored:
     """Score prepared answers through the benchmark's own task."""
-    exam = prepare(benchmark(name)).first(len(answers))
     return evaluate(exam, {number: LoggedAnswer(number, text) for number, text in enumerate(answers)})
 
 
@@ -85,14 +84,14 @@ def test_reference_answers_score_and_others_do_not(name: str, level: Difficulty)
         pytest.skip("this level is only trained on")
     examples = world.test_set(name, SIZE, level=level)[:24]
     assert mini_questions(name, SIZE)["test"].num_rows >= 200
-    name = asked(name, level)
-    task = load_tasks(benchmark(name))[name]
+    exam = prepare(benchmark(asked(name, level))).first(24)
+    (task,) = exam.tasks.values()
     prompts = [task.doc_to_text(doc) for doc in task.test_docs()]
-    assert prompts == [example.prompt for example in world.test_set(name.replace("hard", "mini"), SIZE, level=level)]
-    assert score(name, [example.response for example in examples]).correct == [1.0] * 24
-    assert sum(score(name, ["I do not know."] * 24).correct) == 0
+    assert prompts == [example.prompt for example in world.test_set(name, SIZE, level=level)]
+    assert score(exam, [example.response for example in examples]).correct == [1.0] * 24
+    assert sum(score(exam, ["I do not know."] * 24).correct) == 0
     swapped = [example.response for example in examples[1:] + examples[:1]]
-    assert sum(score(name, swapped).correct) < 16
+    assert sum(score(exam, swapped).correct) < 16
 
 
 def test_gsm8k_has_a_second_scorer_that_takes_the_last_number() -> None:

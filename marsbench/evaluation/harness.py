@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from marsbench.decoding.generation import Generation, Request
 from marsbench.errors import UserError
 from marsbench.evaluation.answers import cut_text
 from marsbench.evaluation.benchmarks import Benchmark, load_tasks, question_numbers
+from marsbench.evaluation.benchmarks import fingerprint as fingerprint_of
 from marsbench.forward.limits import room_for_prompt
 from marsbench.json_lines import Log
 from marsbench.progress import Counted
@@ -37,6 +39,11 @@ class Exam:
     tasks: Mapping[str, Any]  # by lm-eval's name
     numbers: Mapping[str, Sequence[int]]  # of all questions of each task
     places: Mapping[str, Sequence[int]]  # of the questions that are asked, ascending; tasks without any are left out
+
+    @cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """All that decides answers and scores: for it, every document is read."""
+        return fingerprint_of(self.tasks)
 
     def asked(self) -> list[int]:
         return sorted(self.numbers[task][place] for task, places in self.places.items() for place in places)

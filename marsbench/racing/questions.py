@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from lm_eval.api.instance import Instance
 
 from marsbench.errors import UserError
-from marsbench.evaluation.benchmarks import benchmark, fingerprint
+from marsbench.evaluation.benchmarks import benchmark
 from marsbench.evaluation.harness import Exam, LoggedAnswer, cut_in_words, evaluate, prepare, without_beginning
 
 
@@ -63,7 +63,7 @@ class Questions:
 
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits over the prompts and all that decides their scores."""
-        tasks = {name: fingerprint(exam.tasks) for name, exam in self.exams.items()}
+        tasks = {name: exam.fingerprint for name, exam in self.exams.items()}
         content = json.dumps([tasks, [vars(question) for question in self.questions]], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 

@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 
 from marsbench.answering import Answering
-from marsbench.evaluation.benchmarks import benchmark, fingerprint
+from marsbench.evaluation.benchmarks import benchmark
 from marsbench.evaluation.harness import AnswerLog, Exam, answer, cut_in_words
 from marsbench.forward.limits import room_for_prompt
 from marsbench.forward.linear import packing_in_words
@@ -83,7 +83,7 @@ class Cells:
         (line, name, questions), run = asked, self._run
         return content_hash({
             "stage": line.stage, "method": line.method, "options": line.options, "benchmark": name,
-            "tasks": fingerprint(run.exam(name, questions).tasks), "limit": run.questions(questions),
+            "tasks": run.exam(name, questions).fingerprint, "limit": run.questions(questions),
             "max_new_tokens": run.answer_limit(name), "batch_size": run.scale.batch_size,
             "weights": weights, "draft": draft, "versions": versions("decoding", "scoring", "world"), **products(dtype),
             **({} if dtype == _DTYPE else {"dtype": dtype, **({"compiled": True} if compiled else {})}),
