@@ -6,7 +6,6 @@ doctor` is needed most.
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from marsbench.errors import UserError
-from marsbench.files import nearest_existing
+from marsbench.files import check_can_be_written, nearest_existing
 from marsbench.paths import tasks_dir
 from marsbench.presets import DEFAULT_SCALE, preset
 from marsbench.provenance import others_cores, warning
@@ -102,10 +101,9 @@ def check_output(output: Path, needed_gib: float) -> Check:
     """Whether files can be written where the output goes, and there is room for them."""
     folder = nearest_existing(output)
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".marsbench-doctor-") as file:
-            file.write(b"can this be written?")
-    except OSError as error:
-        return Check("output", "fail", f"cannot write to {folder}: {error.strerror}", "choose another --output")
+        check_can_be_written(output / "rows.jsonl", "--output")
+    except UserError as error:
+        return Check("output", "fail", f"{error.what} ({error.where})", error.fix)
     free = shutil.disk_usage(folder).free / GIB
     finding = f"{folder} is writable; {free:.1f} GiB free, {needed_gib:g} needed"
     fix = "free some space, or choose another folder with --output"

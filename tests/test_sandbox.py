@@ -483,12 +483,6 @@ def read_docs(data_dir: Path) -> list[dict[str, Any]]:
     return lines_of(data_dir / "humaneval" / "test.jsonl")
 
 
-def words(task_id: str, *completions: str) -> list[str]:
-    """The words on completions of one committed problem."""
-    [doc] = [doc for doc in read_docs(FIXTURE) if doc["task_id"] == task_id]
-    return run_completions([completions], [doc], FIXTURE)[0]
-
-
 def corrupt(solution: str, entry_point: str) -> str:
     """The same solution with each answer in a list."""
     return f"{solution}\n\nright = {entry_point}\ndef {entry_point}(*args):\n    return [right(*args)]\n"
@@ -522,8 +516,9 @@ WORDS = {  # problem -> completions, each with its word
 
 def test_completions_by_hand() -> None:
     """Guards against HumanEval+ as HumanEval, prose in a program, wrong tolerances, and one limit for all inputs."""
+    docs = {doc["task_id"]: doc for doc in read_docs(FIXTURE)}
     for task, completions in WORDS.items():
-        assert words(task, *completions) == [*completions.values()]
+        assert run_completions([[*completions]], [docs[task]], FIXTURE) == [[*completions.values()]]
     program = "def fib(n):\n    return 1 if n < 3 else fib(n - 1) + fib(n - 2)"
     with patch.object(humaneval, "record_outputs", wraps=humaneval.record_outputs) as recorded:
         assert score_programs([(FIB, program)] * 2, PROBLEMS) == ["passed base only"] * 2
