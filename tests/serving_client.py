@@ -91,12 +91,12 @@ class Running:
         own.connect(("127.0.0.1", self.port))
         return own
 
-    def send(self, body: dict[str, Any], path: str = "/v1/completions", buffer: int | None = None) -> socket.socket:
+    def send(self, body: dict[str, Any], buffer: int | None = None) -> socket.socket:
         """A request whose answer nobody reads yet."""
         data = json.dumps(body).encode()
         own = self.connect(buffer)
-        head = f"POST {path} HTTP/1.1\nHost: localhost\nContent-Type: application/json\nContent-Length: {len(data)}\n"
-        head += f"Authorization: Bearer {self.key}\n\n"
+        head = "POST /v1/completions HTTP/1.1\nHost: localhost\nContent-Type: application/json\n"
+        head += f"Content-Length: {len(data)}\nAuthorization: Bearer {self.key}\n\n"
         own.sendall(head.replace("\n", "\r\n").encode() + data)
         return own
 

@@ -87,12 +87,6 @@ def test_no_token_changes_in_any_architecture(name: str, kind: str | None) -> No
         assert tokens(run(adapted, method, **options)) == alone, (method, options)
 
 
-def test_packed_weights_change_nothing(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against packed copies that the adapter's own small maps are taken for."""
-    with packing(True):
-        assert tokens(run(with_noise(model), "mars-verified")) == tokens(run(model, "ar"))
-
-
 def states(model: Any, *, masks: bool = True, ragged: bool = True) -> tuple[Tensor, Tensor]:
     """Hidden states of a window with two rows, [2, 6, H], and which of its entries are masks."""
     answer, masked = answers(model, masks=masks, ragged=ragged)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_adapter import noise, noisy, with_noise
+from test_adapter import noise, noisy, tokens, with_noise
 from test_architectures import EOS, MASK, NEW, PAD, SHAPE, prompts
 from test_host_reads import Reads
 from test_static import in_flight, llama
@@ -66,10 +66,6 @@ def run(
     chosen = build_method(method, Options(**({"mask_id": MASK, "window": 4, "head_top": VOCABULARY} | options)))
     asked = [Request(one, NEW, **(request or {})) for one in prompts()]
     return decode(model, chosen, asked, eos_id=EOS, pad_id=PAD, kind=kind)
-
-
-def tokens(found: list[Generation]) -> list[list[int]]:
-    return [one.tokens for one in found]
 
 
 # ---- verified ----

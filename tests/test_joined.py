@@ -14,7 +14,6 @@ from test_graphs import taped
 from test_host_reads import Operations
 from test_static import EOS, MASK, PAD, SETTINGS, llama, method_of
 from tools import packing
-from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from marsbench.compiled import graphs as graphs_module
@@ -148,15 +147,11 @@ def test_weights_lie_in_memory_once_and_follow(monkeypatch: pytest.MonkeyPatch) 
         model.tie_weights()
         with monkeypatch.context() as patch:
             patch.setattr(joined, "joins", lambda device: False)
-            plain = answers(qwen_of(other))
+            fresh = qwen()
+            fresh.load_state_dict(other)
+            plain = answers(fresh)
         assert answers(model) == plain != before
         other = {name: -one for name, one in other.items()}
-
-
-def qwen_of(weights: dict[str, Tensor]) -> Qwen2ForCausalLM:
-    model = qwen()
-    model.load_state_dict(weights)
-    return model
 
 
 @pytest.mark.parametrize("slots", [64, 65, 331, 1000, 2055, 8192])

@@ -244,21 +244,17 @@ def test_a_client_that_goes_away_ends_the_work() -> None:
     assert worked == ["ended"]
 
 
-def small_job(number: int = 1) -> Job:
-    return Job([5], 99, id=number, method="ar")
-
-
 def test_streams_lose_nothing_and_end_once() -> None:
     """Guards against tokens lost or reordered for a slow reader, and answers that become errors unread."""
     news = asyncio.Event()
-    stream = Stream(small_job(), news)
+    stream = Stream(job(1, 5), news)
     for number in range(50):
         stream.put([[number]])
     assert news.is_set() and stream.take() == [[number] for number in range(50)]
     stream.put([[50]])
     stream.end(Ending("eos", 52, 52, None, (1, 1)))
     assert stream.take() == [[50]] and isinstance(stream.ending, Ending)
-    stream = Stream(small_job(), asyncio.Event())
+    stream = Stream(job(1, 5), asyncio.Event())
     stream.end(Ending("eos", 2, 2, None, (1, 1)))
     stream.end(ApiError(500, "gone"))
     assert isinstance(stream.ending, Ending)
