@@ -19,7 +19,6 @@ import torch
 import torch.distributed
 from made_up import page_rows
 from rich.console import Console
-from scipy import stats
 from tools import invoke
 from typer.testing import CliRunner
 
@@ -34,7 +33,6 @@ from marsbench.provenance import others_cores, provenance, warning
 from marsbench.rendering.sections import busy_remark
 from marsbench.rows.kinds import SweepRow
 from marsbench.rows.workspace import Workspace
-from marsbench.statistics.intervals import LEVEL, QUANTILE
 
 LITTLE_DATA = Path(__file__).parent / "data"
 cli = CliRunner()
@@ -205,11 +203,6 @@ def test_registries_are_read_without_what_is_heavy() -> None:
     program = f"import sys, {light}; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stdout == "[]\n", done.stderr
-
-
-def test_the_normal_quantile_is_scipys() -> None:
-    """Guards against a digit of the written-out quantile that would move every committed interval."""
-    assert float(stats.norm.ppf((1 + LEVEL) / 2)) == QUANTILE
 
 
 def test_lines_come_now_and_then_and_say_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,6 +185,9 @@ def test_assistant_turns_are_learned_as_far_as_they_fit(
     assert cut.dropped == 1
     with pytest.raises(UserError, match="no conversation has an assistant's turn"):
         read_chat_data(file, chat_tokenizer, first)
+    chat_tokenizer.chat_template = None
+    with pytest.raises(UserError, match="no chat template"):
+        prepare_for_chat(chat_tokenizer)
 
 
 def test_chat_data_is_tokenised_once(
@@ -295,14 +298,6 @@ def test_training_from_a_pretrained_base(spare_rows: int, grown: int, tmp_path: 
     assert record.recipe["pretrained"]["base"] == str(base)
     names = {path.name.rpartition("-")[0] for path in folder.parent.iterdir()}
     assert names == {"ar_sft", "mars-b4"}, "the base is not trained"
-
-
-def test_a_base_without_chat_template_is_refused(base: Path) -> None:
-    """Guards against training on text that no template separates into turns."""
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    tokenizer.chat_template = None
-    with pytest.raises(UserError, match="no chat template"):
-        prepare_for_chat(tokenizer)
 
 
 # ---- released checkpoints --------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from scipy import stats
 from marsbench.statistics.curves import curve_advantage, points_gap
 from marsbench.statistics.decisions import SIGNIFICANT, Bound, holm, p_value
 from marsbench.statistics.intervals import (
+    LEVEL,
     QUANTILE,
     Answers,
     Estimate,
@@ -37,7 +38,8 @@ def outcomes(ones: int, zeros: int) -> list[float]:
 
 
 def test_wilson_interval_and_means_by_hand() -> None:
-    """Guards against another interval or level behind cells' ±, pooled questions, half-widths summed, swapped sides."""
+    """Guards against another quantile, interval or level behind cells' ±, questions pooled, half-widths summed."""
+    assert float(stats.norm.ppf((1 + LEVEL) / 2)) == QUANTILE
     share, n, z = 0.8, 50, QUANTILE
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z * ((share * (1 - share) + z**2 / (4 * n)) / n) ** 0.5 / (1 + z**2 / n)
