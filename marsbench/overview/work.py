@@ -94,17 +94,17 @@ class FromRun(Known):
         super().__init__(run.scale)
         # Place of a cell -> its row, of those that were asked for; what could not be made, or measured here -> why.
         self._answers, self._failures, self._missing = dict[str, EvaluationRow](), dict[str, str](), dict[str, str]()
-        self._run = replace(run, failures=self._failures)
-        self._cells, self._checkpoints = Cells(self._run), Checkpoints(self._run)
+        self.run = replace(run, failures=self._failures)
+        self._cells, self._checkpoints = Cells(self.run), Checkpoints(self.run)
 
     def is_trained(self, trained: TrainedStage) -> bool:
         return self._checkpoints.record(trained) is not None
 
     def asked(self, plan: TablePlan) -> list[str]:
-        return self._run.asked(plan)
+        return self.run.asked(plan)
 
     def computes_in(self, dtype: str) -> bool:
-        return self._run.computes_in(dtype)
+        return self.run.computes_in(dtype)
 
     def questions_left(self, asked: Asked) -> int:
         """See `Known`; none where it cannot be asked, as its page will say."""
@@ -114,7 +114,7 @@ class FromRun(Known):
             if (row := self._cells.known(asked)) is not None:
                 self._answers[asked.place] = row
                 return 0
-            return len(self._run.exam(asked.benchmark, asked.questions).asked())
+            return len(self.run.exam(asked.benchmark, asked.questions).asked())
         except UserError:
             return 0
 
@@ -129,7 +129,7 @@ class FromRun(Known):
             return error
         rows: list[Row] = [row for part in parts for row in part.value.page]
         if study.plans:
-            trained = self._checkpoints.trained(study.shows(self._run.scale))
+            trained = self._checkpoints.trained(study.shows(self.run.scale))
             cells = _cells(study, self)
             answers = [self._answer(asked, f" (cell {place} of {len(cells)})") for place, asked in enumerate(cells, 1)]
             rows = [*trained, *rows, *answers]
@@ -141,10 +141,10 @@ class FromRun(Known):
             return replace(row, arm=asked.line.name)
         line, places = asked.line, [*[stage.place for stage in asked.line.needs], asked.place]
         failure = next(filter(None, map(self._failures.get, places)), "")
-        reason = failure or self._missing.get(asked.place) or self._run.cannot_ask(asked.benchmark, asked.questions)
+        reason = failure or self._missing.get(asked.place) or self.run.cannot_ask(asked.benchmark, asked.questions)
         reason = reason or next(filter(None, map(self._checkpoints.missing, line.needs)), "it was not answered")
         status: Status = "failed" if failure else "skipped"
-        self._run.reporter.say(f"{line.label}, {asked.benchmark}{said}: {status} ({reason})")
+        self.run.reporter.say(f"{line.label}, {asked.benchmark}{said}: {status} ({reason})")
         return self._cells.without(asked, reason, status)
 
 
@@ -156,13 +156,13 @@ def carry_out(
     Returns:
         Key of each study -> all rows of its page, or why there are none.
     """
-    refused = {study.key: said for study in wanted if (said := _refusal(study, run, quick)) is not None}
+    known = FromRun(run)
+    refused = {study.key: said for study in wanted if (said := _refusal(study, known.run, quick)) is not None}
     wanted = [study for study in wanted if study.key not in refused]
     if not wanted:
         return refused
     alone = isinstance(executor, Here)  # and says itself what it does
     how: dict[str, Any] = {"workers": 0 if alone else executor.workers, "quick": quick}
-    known = FromRun(run)
     planned, settings = tasks_of(wanted, run.scale, known, **how), settings_of(run)
     tasks = [replace(task, settings=settings) for task in planned]
     of_pages = {task.name: task for task in tasks if isinstance(task, PageTask)}
