@@ -79,7 +79,7 @@ def test_a_rivals_setting_is_chosen_on_the_other_half_of_the_prompts(monkeypatch
         )
     ]  # fmt: skip
     page = gains._raced(race)
-    assert "| Jacobi decoding |          2 | block_size 2    |" in page
+    assert "| Jacobi decoding |          2 | window 2        |" in page
     assert "1.00 [1.00, 1.00] |" in page and "2.00 [2.00, 2.00] |" in page
     assert gains._raced(race[1:]) == ""
 

@@ -19,6 +19,7 @@ from marsbench.rows.kinds import Row
 from marsbench.statistics.decisions import Bound
 from marsbench.studies import mars_on_gpu as on_gpu
 from marsbench.studies.curves import in_brief as more_steps
+from marsbench.studies.gains import in_brief as rivals
 from marsbench.studies.real_model import in_brief
 from marsbench.studies.speedup import same_as_sft
 
@@ -82,6 +83,7 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
         "conditions": f"*{'; '.join(['[n and seeds of each claim](reports/index.md)', *where])}.*",
         "toy": _regime(findings, "".join(map(more_steps, whole.of("curves")[:1]))),
         "speed": f"Our AR baseline is itself {generate} times as fast as transformers' `generate` (toy, batch 1).",
+        "rivals": "".join(map(rivals, whole.of("rivals")[:1])),
     }
     return {file: "\n".join([before + BEGIN, *filled(__package__, "front_door.md", slots), END + after])}
 

@@ -18,7 +18,7 @@ from marsbench.line import Line
 from marsbench.racing.grid import COMPILED_AR, Grid
 from marsbench.rendering.figures import Labelled, labelled_figure, line_on, shared_benchmarks
 from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rows.kinds import Row
+from marsbench.rows.kinds import Row, SweepRow
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Answers
@@ -221,7 +221,7 @@ _DIFFUSION, _SHIFTED, _NO_SFT = (
     for name in ("block_diffusion", "block_diffusion_shifted", "mars_no_sft")
 )
 # The race: one request at a time, every contender compiled, four settings of each.
-_LIBRARY = "hf-generate"
+_LIBRARY, _WORDS = "hf-generate", {"block_size": "window", "draft_length": "drafts", "tree_width": "tree of width"}
 _RACED: dict[str, tuple[str, str, dict[str, Any], str, tuple[int, ...]]] = {  # stage, method, options, what varies
     "verified MARS": ("mars", "mars-verified", {"layout": "linear", "threshold": 0.5}, "block_size", (2, 3, 4, 5)),
     "an adapter with a draft head": (
@@ -249,21 +249,46 @@ def _race(run: "Run") -> list[Row]:
     return Sweep(run, grid).rows()
 
 
-def _raced(rows: Sequence[Row]) -> str:
-    """Tokens per second at the best setting, which the other half of the prompts chose, over two baselines."""
-    race, lines = SweepCells.of(rows), []
-    ar, library = (race.done.get((name, 1)) for name in (COMPILED_AR, _LIBRARY))
-    for words, (stage, method, _, name, values) in _RACED.items():
+def _chosen(race: SweepCells) -> dict[str, tuple[SweepRow, SweepRow]]:
+    """Each way's fastest row, and its row with what each half of the prompts got by the setting of the other half."""
+    chosen = {}
+    for words, (stage, method, _, _, values) in _RACED.items():
         tried = [row for row in race.at(1) if (row.stage, row.method) == (stage, method)]
-        if ar and library and len(tried) == len(values):
-            chosen = cross_fitted([Answers(row.correct, row.emitted, row.last_token) for row in tried], ALLOWED_LOSS)
-            mine = replace(tried[0], emitted=list(chosen.emitted), last_token=list(chosen.forwards))
-            ratios = [ratio for other in (ar, library) if (ratio := over_prompts(mine, other))]
+        if len(tried) == len(values):
             best = max(tried, key=lambda row: sum(row.emitted) / sum(row.last_token))
-            shown = [with_interval(ratio, 2) for ratio in ratios]
-            lines.append([words, str(len(tried)), f"{name} {best.options[name]}", *shown])
-    if not lines:
+            fitted = cross_fitted([Answers(row.correct, row.emitted, row.last_token) for row in tried], ALLOWED_LOSS)
+            chosen[words] = best, replace(best, emitted=list(fitted.emitted), last_token=list(fitted.forwards))
+    return chosen
+
+
+def in_brief(rows: Sequence[Row]) -> str:
+    """Verified MARS and its fastest rival over AR, each raced as the other; empty without a race."""
+    race = SweepCells.of(rows)
+    ar = race.done.get((COMPILED_AR, 1))
+    ratios = {words: over_prompts(mine, ar) for words, (_, mine) in _chosen(race).items()} if ar else {}
+    speeds = {words: ratio for words, ratio in ratios.items() if ratio}
+    if len(speeds) < len(_RACED):
         return ""
+    ours, _, *rivals = _RACED
+    fastest = max(rivals, key=lambda words: speeds[words].value)
+    said = [f"{words} is {with_interval(speeds[words], 2)}" for words in (ours, fastest)]
+    return (
+        f"With compiled steps and four settings each, chosen on other prompts, {' and '.join(said)} times as fast as "
+        "AR (toy, batch 1)."
+    )
+
+
+def _raced(rows: Sequence[Row]) -> str:
+    """Tokens per second of each way at the setting that the other half of the prompts chose, over two baselines."""
+    race = SweepCells.of(rows)
+    baselines = [row for name in (COMPILED_AR, _LIBRARY) if (row := race.done.get((name, 1)))]
+    if len(baselines) < 2:
+        return ""
+    lines = []
+    for words, (best, mine) in _chosen(race).items():
+        name = _RACED[words][3]
+        ratios = [with_interval(ratio, 2) for other in baselines if (ratio := over_prompts(mine, other))]
+        lines.append([words, str(len(_RACED[words][4])), f"{_WORDS.get(name, name)} {best.options[name]}", *ratios])
     head = ["tokens/s", "settings", "best over all", "over compiled `ar`", "over `hf-generate`"]
     return paragraphs(
         "Raced one request at a time, every method with compiled steps and four settings. Half of the prompts choose "
