@@ -50,13 +50,15 @@ def integer(
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UserError(f"{name} {value!r} is no whole number", where=where, fix=fix or "give one, such as 4")
-    found, lowest, highest = int(value), -(2**63) if least is None else least, 2**63 - 1 if most is None else most
-    if lowest <= found <= highest:
-        return found
-    if most is None and least is not None and found < least:
-        raise UserError(f"{name} {found} is below {least}", where=where, fix=fix or f"give a {name} of {least} or more")
+    number, lowest, highest = int(value), -(2**63) if least is None else least, 2**63 - 1 if most is None else most
+    if lowest <= number <= highest:
+        return number
+    if most is None and least is not None and number < least:
+        raise UserError(
+            f"{name} {number} is below {least}", where=where, fix=fix or f"give a {name} of {least} or more"
+        )
     fix = fix or f"give a value from {lowest} to {highest}"
-    raise UserError(f"{name} {found} is out of range", where=where, fix=fix)
+    raise UserError(f"{name} {number} is out of range", where=where, fix=fix)
 
 
 @contextmanager

@@ -87,14 +87,14 @@ def parse_lines(content: bytes, file: Path, kind: Any, *, what: str, mend: str, 
     `what` a line is, how to `mend` one, the `file` and the number of the `first` line are for errors.
     """
     check_text(content, file, first)
-    found = []
+    records = []
     for number, line in enumerate(content.splitlines(), first):
         try:
-            found.append(parse_json(line, kind))
+            records.append(parse_json(line, kind))
         except ValueError as error:
             said = str(error).replace("line 1 column", "column")
             raise UserError(f"not {what}: {said}", where=f"{file}, line {number}", fix=mend) from error
-    return found
+    return records
 
 
 def read_lines(file: Path, kind: Any, *, what: str, mend: str, unique: str | None = None) -> list[Any]:

@@ -60,11 +60,11 @@ def _commit() -> dict[str, Any]:
 
 @cache
 def package_versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            versions[package] = metadata.version(package)
+    return versions
 
 
 @cache

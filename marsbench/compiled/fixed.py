@@ -254,7 +254,7 @@ def _on_its_way(numbers: Tensor) -> Callable[[], list[list[int]]]:
 
     def read() -> list[list[int]]:
         arrived.synchronize()
-        found: list[list[int]] = copied.tolist()
-        return found
+        rows: list[list[int]] = copied.tolist()
+        return rows
 
     return read

@@ -92,8 +92,8 @@ class Graphs(Steps):
         return Fixed(self, decoder, method, records=records_on(device))
 
     def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Fitted) -> Stand:
-        _, found = self._spare.pop((decoder, method, shape, like.rows.cache.dtype), (0, None))
-        return super().stand(decoder, method, shape, like) if found is None else found
+        _, places = self._spare.pop((decoder, method, shape, like.rows.cache.dtype), (0, None))
+        return super().stand(decoder, method, shape, like) if places is None else places
 
     def left(self, decoder: Decoder, method: Method, stand: Stand) -> None:
         if stand in self._recorded:
@@ -140,8 +140,8 @@ _NUMBERS = count()
 
 
 def _drafting(method: Any) -> list[Decoder]:
-    found = getattr(method, "draft_decoder", None)
-    return [] if found is None else [found()]
+    decoder = getattr(method, "draft_decoder", None)
+    return [] if decoder is None else [decoder()]
 
 
 def _is_bare(decoder: Decoder) -> bool:

@@ -23,8 +23,8 @@ def read_masks(
     position = (rows.length + accepted.advance).unsqueeze(1) + place
     if answer.head is None or not len(place):
         return rows.choose(logits, position), logits
-    found, _, theirs = _chained(rows, answer.head, answer.states(entries), logits, accepted.last(), position, top)
-    return found, theirs
+    guesses, _, theirs = _chained(rows, answer.head, answer.states(entries), logits, accepted.last(), position, top)
+    return guesses, theirs
 
 
 def read_line(rows: Rows, answer: Answer, logits: Tensor, masks: int, top: int) -> Tensor:
@@ -58,7 +58,7 @@ def _chained(
     it learned through is blind to what all tokens get.
     """
     values, likeliest = _likeliest(logits, top)
-    heeding, found, theirs = head.behind(states, likeliest, values), [], []
+    heeding, chosen_ids, theirs = head.behind(states, likeliest, values), [], []
     for place in range(logits.shape[1]):
         ids, heeded = likeliest[:, place], heeding(place, before)
         before = ids.gather(1, heeded.argmax(1, keepdim=True)).squeeze(1)
@@ -67,9 +67,9 @@ def _chained(
             every.scatter_(2, ids.unsqueeze(1), heeded.unsqueeze(1))
             drawn = rows.choose(every, position[:, place : place + 1]).squeeze(1)
             before = torch.where(rows.temperature > 0, drawn, before)
-        found.append(before)
+        chosen_ids.append(before)
         theirs.append(heeded)
-    return torch.stack(found, dim=1), likeliest, torch.stack(theirs, dim=1).to(logits.dtype)
+    return torch.stack(chosen_ids, dim=1), likeliest, torch.stack(theirs, dim=1).to(logits.dtype)
 
 
 def _likeliest(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:

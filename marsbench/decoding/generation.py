@@ -87,11 +87,11 @@ class Generation:
     @property
     def acceptance_histogram_by_draft_length(self) -> dict[int, list[int]]:
         """For each number of drafts that a forward verified: how many forwards found 0, 1, ... of them right."""
-        found: dict[int, list[int]] = {}
+        histogram: dict[int, list[int]] = {}
         for drafted, settled in zip(self.drafted, self.accepted, strict=False):
             if drafted:
-                found.setdefault(drafted, [0] * (drafted + 1))[min(max(settled - 1, 0), drafted)] += 1
-        return found
+                histogram.setdefault(drafted, [0] * (drafted + 1))[min(max(settled - 1, 0), drafted)] += 1
+        return histogram
 
     @property
     def tokens_per_forward(self) -> float:

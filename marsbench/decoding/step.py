@@ -99,11 +99,11 @@ def to_tell(rows: Rows, before: Tensor, window: Window, accepted: Accepted, aliv
 
 def told(numbers: list[list[int]], number: int, unordered: int = 0) -> list[New]:
     """What `to_tell` says of forward `number`, row by row; `unordered` is K where tokens come in any order."""
-    found = []
+    news = []
     for count, positions, drafted, *rest in numbers:
         born = rest[unordered:][:count] if unordered else [number] * count
-        found.append(New(rest[:count], born, positions, drafted))
-    return found
+        news.append(New(rest[:count], born, positions, drafted))
+    return news
 
 
 class Fitted:
@@ -138,8 +138,8 @@ class Fitted:
         new = to_tell(rows, before, window, accepted)
         numbers, width = rows.measure(new), new.shape[1]
         of_rows = [numbers[at : at + width] for at in range(0, len(numbers), width)]
-        found = told(of_rows, number, 0 if accepted.in_order else accepted.ids.shape[1])
-        return lambda: found
+        news = told(of_rows, number, 0 if accepted.in_order else accepted.ids.shape[1])
+        return lambda: news
 
     def take_in(self, newcomers: "Sequence[Fitted]") -> None:
         """Put the rows of others behind the own ones; the others must not be used any more."""

@@ -67,7 +67,7 @@ class Exam:
             task: [place for place in places if self.numbers[task][place] in wanted]
             for task, places in self.places.items()
         }
-        return replace(self, places={task: found for task, found in places.items() if found})
+        return replace(self, places={task: kept for task, kept in places.items() if kept})
 
 
 def prepare(benchmark: Benchmark, data_dir: Path | None = None) -> Exam:
@@ -107,8 +107,8 @@ class Scored:
     @property
     def digests(self) -> list[str]:
         """What each answer's tokens hash to; none where that is not known of all."""
-        found = [answer.digest for answer in self.answers]
-        return found if all(found) else []
+        hashes = [answer.digest for answer in self.answers]
+        return hashes if all(hashes) else []
 
 
 class AnswerLog:
@@ -238,13 +238,13 @@ def evaluate(
         samples={name: list(places) for name, places in exam.places.items()}, bootstrap_iters=0,
         apply_chat_template=True, log_samples=True,
     )  # fmt: skip
-    found: dict[str, dict[int, Any]] = {name: {} for name in exam.benchmark.scores}
+    values_of: dict[str, dict[int, Any]] = {name: {} for name in exam.benchmark.scores}
     for task, samples in results["samples"].items():
         for sample in samples:
             for name, (metric, after) in exam.benchmark.scores.items():
                 if sample["filter"] == after:
                     value, number = sample[metric], exam.numbers[task][sample["doc_id"]]
-                    found[name][number] = [*map(float, value)] if isinstance(value, list) else float(value)
+                    values_of[name][number] = [*map(float, value)] if isinstance(value, list) else float(value)
     order = exam.asked()
-    scores = {name: [values[number] for number in order] for name, values in found.items()}
+    scores = {name: [values[number] for number in order] for name, values in values_of.items()}
     return Scored(exam, [answers[number] for number in order], scores)

@@ -184,8 +184,8 @@ class MarsbenchLM(GeneratingLM):
                 replace(asked, prompt_ids=ids, max_new_tokens=limit, threshold=self._answering.threshold, seed=seed)
             )
             cuts.setdefault(request.task_name, []).append((cut, room))
-        for task, found in cuts.items():
-            Reporter().say_once(cut_in_words(task, [cut for cut, _ in found], min(room for _, room in found)))
+        for task, of_task in cuts.items():
+            Reporter().say_once(cut_in_words(task, [cut for cut, _ in of_task], min(room for _, room in of_task)))
         return self._answering.decode_all(todo, Reporter(), "answering")
 
     def get_model_info(self) -> dict[str, Any]:

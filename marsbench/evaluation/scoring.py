@@ -63,10 +63,11 @@ def compare_files(exam: Exam, first: Path, second: Path) -> dict[str, Any]:
     for name in exam.benchmark.scores:
         sides = [dict(zip(answers.exam.asked(), answers.scores[name], strict=True)) for answers in both]
         a, b = (_flat([side[number] for number in shared]) for side in sides)
-        found = paired_difference({exam.benchmark.name: a}, {exam.benchmark.name: b})
+        difference = paired_difference({exam.benchmark.name: a}, {exam.benchmark.name: b})
         only_a, only_b, p_value = mcnemar(a, b)
         scores[name] = {
-            "points": found.value, "interval": [found.interval.low, found.interval.high], "n": found.n,
+            "points": difference.value, "interval": [difference.interval.low, difference.interval.high],
+            "n": difference.n,
             "right_only_in_first": only_a, "right_only_in_second": only_b, "p_mcnemar": p_value,
         }  # fmt: skip
     return {
@@ -91,22 +92,22 @@ def _read_responses(exam: Exam, file: Path) -> dict[int, str]:
     if any(record.target for record in records):
         for name, task in exam.tasks.items():
             targets |= dict(zip(exam.numbers[name], map(str, map(task.doc_to_target, task.eval_docs)), strict=True))
-    found: dict[int, str] = {}
+    responses: dict[int, str] = {}
     for line, record in enumerate(records, 1):
         where = f"{file}, line {line}"
         number = names.get(str(record.doc_id))
         if number is None:
             fix = f"number its {len(set(names.values())):,} questions from 0, or write SUBTASK/INDEX"
             raise UserError(f"{exam.benchmark.name} has no question {record.doc_id!r}", where=where, fix=fix)
-        if number in found:
+        if number in responses:
             raise UserError(f"question {record.doc_id!r} is answered twice", where=where, fix="keep one of the lines")
         if record.target and record.target != targets[number]:
             expected = shorten(targets[number], 60, placeholder=" ...")
             what = f"this answers another question than {exam.benchmark.name} asks, of which {expected!r} is expected"
             fix = 'name the benchmark that was asked, or leave "target" out of the lines to score them all the same'
             raise UserError(what, where=where, fix=fix)
-        found[number] = record.response
-    return found
+        responses[number] = record.response
+    return responses
 
 
 def _names(exam: Exam) -> dict[str, int]:

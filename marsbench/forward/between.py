@@ -79,8 +79,8 @@ class Pass:
         turned = torch.addcmul(turning * cos, turning.roll(shape.size // 2, -1), sin)
         queries, keys = turned.split_with_sizes([shape.heads, shape.kv_heads], 1)
         keys, values = self.cache.write(layer, keys, values)
-        found = self._attend(spread(queries, self.real, self._rows * self._width), keys, values)
-        return found if self.real is None else found[self.real]
+        out = self._attend(spread(queries, self.real, self._rows * self._width), keys, values)
+        return out if self.real is None else out[self.real]
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         return F.silu(gate) * up
@@ -96,12 +96,12 @@ class Pass:
         else:
             parted = queries.view(rows, width, shape.kv_heads, shape.group, shape.size).permute(0, 2, 3, 1, 4)
             folded = parted.reshape(rows, shape.kv_heads, shape.group * width, shape.size)
-        found = F.scaled_dot_product_attention(
+        out = F.scaled_dot_product_attention(
             folded, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=self._mask, scale=shape.scale
         )
         if width == 1:
-            return found.reshape(rows, -1)
-        unfolded = found.view(rows, shape.kv_heads, shape.group, width, shape.size).permute(0, 3, 1, 2, 4)
+            return out.reshape(rows, -1)
+        unfolded = out.view(rows, shape.kv_heads, shape.group, width, shape.size).permute(0, 3, 1, 2, 4)
         return unfolded.reshape(rows * width, -1)
 
 
@@ -119,14 +119,14 @@ class NativePass(Pass):
     def attention(self, layer: int, every: Tensor) -> Tensor:
         shape = self.shape
         keys, values = self.cache.stores(layer, every, (shape.kv_heads, shape.size))
-        found: Tensor = torch.ops.marsbench.attention.default(
+        out: Tensor = torch.ops.marsbench.attention.default(
             every, *self.turned, keys, values, *self._window, shape.scale
         )
-        return found
+        return out
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
-        found: Tensor = torch.ops.marsbench.swiglu.default(gate, up)
-        return found
+        out: Tensor = torch.ops.marsbench.swiglu.default(gate, up)
+        return out
 
 
 def is_for(shape: Shape, sizes: Sequence[int]) -> bool:

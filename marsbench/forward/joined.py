@@ -119,28 +119,28 @@ class JoinedPass(Pass):
         folded = folded.expand(-1, count, -1, -1, -1, -1).reshape(rows * count, shape.kv_heads, -1, shape.size)
         keys, values = (store.view(rows * count, length, *store.shape[2:]).transpose(1, 2) for store in stores)
         if count == 1:
-            found = F.scaled_dot_product_attention(folded, keys, values, attn_mask=self._mask, scale=shape.scale)
-            found = found.view(rows, shape.kv_heads, group, width, shape.size)
-            return found.permute(0, 3, 1, 2, 4).reshape(rows * width, -1)
-        found, sums = attend(folded, keys, values, self._mask, shape.scale)
+            out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=self._mask, scale=shape.scale)
+            out = out.view(rows, shape.kv_heads, group, width, shape.size)
+            return out.permute(0, 3, 1, 2, 4).reshape(rows * width, -1)
+        out, sums = attend(folded, keys, values, self._mask, shape.scale)
         weights = sums.view(rows, count, shape.kv_heads, group, width, 1).softmax(1)
-        found = found.view(rows, count, shape.kv_heads, group, width, shape.size)
+        out = out.view(rows, count, shape.kv_heads, group, width, shape.size)
         # In the order in which the next product reads: entries, then heads.
-        weighed = found.permute(0, 4, 2, 3, 1, 5) * weights.permute(0, 4, 2, 3, 1, 5)
+        weighed = out.permute(0, 4, 2, 3, 1, 5) * weights.permute(0, 4, 2, 3, 1, 5)
         return weighed.sum(4).view(rows * width, -1).to(every.dtype)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Attention [B, heads, Q, size], and fp32 [B, heads, Q] the logarithm of each query's sum of exponentials."""
     if queries.device.type == "cpu":
-        found, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
+        out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
             queries, keys, values, attn_mask=mask, scale=scale
         )
     else:
-        found, sums, *_ = torch.ops.aten._scaled_dot_product_efficient_attention.default(
+        out, sums, *_ = torch.ops.aten._scaled_dot_product_efficient_attention.default(
             queries, keys, values, mask, True, scale=scale
         )
-    return found, sums[..., : queries.shape[2]]
+    return out, sums[..., : queries.shape[2]]
 
 
 @cache
@@ -151,8 +151,8 @@ def parts_attend(device: torch.device, dtype: torch.dtype, size: int) -> bool:
         mask = torch.zeros(1, 1, 1, 32, device=device, dtype=dtype).expand(2, 2, 7, 32)
         whole = F.scaled_dot_product_attention(queries, keys, values, scale=0.1)
         keys, values = (torch.cat(store.chunk(2, 2)) for store in (keys, values))
-        found, sums = attend(queries.expand(2, -1, -1, -1), keys, values, mask, 0.1)
-        merged = (found * sums.softmax(0).unsqueeze(-1)).sum(0, keepdim=True)
+        out, sums = attend(queries.expand(2, -1, -1, -1), keys, values, mask, 0.1)
+        merged = (out * sums.softmax(0).unsqueeze(-1)).sum(0, keepdim=True)
         return bool((merged - whole).abs().max() < 0.02)
     except RuntimeError:  # a kernel that is not there
         return False

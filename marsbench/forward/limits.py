@@ -63,6 +63,6 @@ def check_masks(model: Any, method: Any) -> None:
 
 def token_id(value: Any, name: str, vocabulary: int, *, where: str = "", fix: str = "give another id") -> int:
     """The id of a token that a model has a row for, of `vocabulary` rows."""
-    if 0 <= (found := integer(value, name, where=where)) < vocabulary:
-        return found
-    raise UserError(f"{name} {found} lies outside the vocabulary of {vocabulary}", where=where, fix=fix)
+    if 0 <= (number := integer(value, name, where=where)) < vocabulary:
+        return number
+    raise UserError(f"{name} {number} lies outside the vocabulary of {vocabulary}", where=where, fix=fix)

@@ -78,8 +78,8 @@ class Copy:
         return product(values, self.packed, self.bias)
 
     def adapted(self, values: Tensor, gate: Tensor, down: Tensor, columns: list[Tensor]) -> Tensor:
-        found: Tensor = torch.ops.marsbench.adapted.default(values, self.packed, self.bias, down, columns, gate)
-        return found
+        out: Tensor = torch.ops.marsbench.adapted.default(values, self.packed, self.bias, down, columns, gate)
+        return out
 
 
 # Where weights lie in memory -> their copy, for as long as a site holds it. A copy holds its weights, so the places

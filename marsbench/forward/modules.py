@@ -107,10 +107,10 @@ def _with_what_follows(head: Callable[[Tensor], Tensor], config: Any) -> Callabl
         return head
 
     def logits(hidden: Tensor) -> Tensor:
-        found = head(hidden)
-        found = found if divisor is None else found / divisor
-        found = found if factor is None else found * factor
-        return found if cap is None else torch.tanh(found / cap) * cap
+        out = head(hidden)
+        out = out if divisor is None else out / divisor
+        out = out if factor is None else out * factor
+        return out if cap is None else torch.tanh(out / cap) * cap
 
     return logits
 
@@ -163,7 +163,7 @@ def check_by_forward(model: Any) -> None:
 
 def _by_windows(decoder: ModuleDecoder, ids: Tensor) -> list[Tensor]:
     """Logits of the first row, and of the second up to its third last token, in two windows with fillers."""
-    cache, found, long = RaggedCache(), [], ids.shape[1]
+    cache, of_windows, long = RaggedCache(), [], ids.shape[1]
     for width, ends in ((long - _LATER, (long - _LATER, long - _LATER - 2)), (_LATER, (long, long - 3))):
         end = torch.tensor(ends, device=ids.device)
         begin, offset = end - width, torch.arange(ends[0], device=ids.device)
@@ -171,7 +171,7 @@ def _by_windows(decoder: ModuleDecoder, ids: Tensor) -> list[Tensor]:
         cache.prepare(torch.where(places < 0, len(offset), places), len(offset))
         causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
         window = Window(ids.gather(1, places.clamp(min=0)), places, begin, len(offset), causal)
-        found.append(decoder(cache, window, (offset - begin.unsqueeze(1)).clamp(-1, width)).logits(slice(None)))
-    first, second = (logits.float() for logits in found)
+        of_windows.append(decoder(cache, window, (offset - begin.unsqueeze(1)).clamp(-1, width)).logits(slice(None)))
+    first, second = (logits.float() for logits in of_windows)
     # The second row's first window begins with two fillers, and its second one with one.
     return [torch.cat([first[0], second[0]]), torch.cat([first[1, 2:], second[1, 1:]])]

@@ -57,15 +57,15 @@ def large_pages(nbytes: int) -> Tensor:
 
 def product(values: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear` of values [M, in] by a weight that `pack` has laid out: [M, out]."""
-    found: Tensor = torch.ops.marsbench.product.default(values, packed, bias)
-    return found
+    out: Tensor = torch.ops.marsbench.product.default(values, packed, bias)
+    return out
 
 
 def unit_norm(values: Tensor) -> Tensor:
     """`F.rms_norm` of values [M, H] without a weight, in one operation."""
     values, epsilon = values.contiguous(), torch.finfo(torch.float32).eps
-    found: Tensor = torch.ops.marsbench.norm.default(values, None, values.new_ones(values.shape[1]), epsilon)
-    return found
+    out: Tensor = torch.ops.marsbench.norm.default(values, None, values.new_ones(values.shape[1]), epsilon)
+    return out
 
 
 def can_pack(outputs: int, inputs: int, dtype: torch.dtype) -> bool:
@@ -76,7 +76,7 @@ def can_pack(outputs: int, inputs: int, dtype: torch.dtype) -> bool:
 def cpp_compiler() -> str | None:
     """The C++ compiler: what CXX names, else one of the usual ones; None where there is none."""
     named = os.environ.get("CXX")
-    return next((found for name in ((named,) if named else _COMPILERS) if (found := shutil.which(name))), None)
+    return next((compiler for name in ((named,) if named else _COMPILERS) if (compiler := shutil.which(name))), None)
 
 
 @cache

@@ -99,18 +99,18 @@ def default_ids(loaded: Loaded, eos_id: int | None = None, pad_id: int | None = 
     configuration is asked where neither names any.
     """
     tokenizer, settings, config = loaded.own_tokenizer, loaded.model.generation_config, loaded.model.config
-    found = [eos_id] if eos_id is not None else [*_ids(tokenizer, "eos"), *_ids(settings, "eos")] or _ids(config, "eos")
-    if not found:
+    ids = [eos_id] if eos_id is not None else [*_ids(tokenizer, "eos"), *_ids(settings, "eos")] or _ids(config, "eos")
+    if not ids:
         fix = "set eos_token_id in its generation_config.json; marsbench decode also takes --eos-id"
         raise UserError("this checkpoint does not name its EOS token", fix=fix)
     pads = [pad_id] if pad_id is not None else []
     pads += [token for source in (tokenizer, settings, config) for token in _ids(source, "pad")]
-    return list(dict.fromkeys(found)), [*pads, *found][0]
+    return list(dict.fromkeys(ids)), [*pads, *ids][0]
 
 
 def _ids(source: Any, name: str) -> list[int]:
-    found = getattr(source, f"{name}_token_id", None)
-    return [] if found is None else as_list(found)
+    ids = getattr(source, f"{name}_token_id", None)
+    return [] if ids is None else as_list(ids)
 
 
 def load_aloud(name: str, reporter: Reporter, **how: Any) -> Loaded:

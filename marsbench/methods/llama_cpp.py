@@ -51,16 +51,16 @@ class LlamaCpp(OutsideMethod):
     ) -> list[tuple[list[int], list[int]]]:
         """One request: its new tokens, one for each forward as far as anybody can see."""
         (request,) = requests
-        found: list[int] = []
+        ids: list[int] = []
         reader = _read(model, self.quantised, *(getattr(self, name, 0) for name in ("draft_length", "ngram")))
         reader.reset()  # else it keeps what this prompt has in common with the one before
         for token in reader.generate(list(request.prompt_ids), temp=0.0):
-            found.append(int(token))
+            ids.append(int(token))
             if meter is not None:
                 meter.tick()
-            if len(found) == request.max_new_tokens or (token in eos_ids and not request.ignore_eos):
+            if len(ids) == request.max_new_tokens or (token in eos_ids and not request.ignore_eos):
                 break
-        return [(found, [1] * len(found))]
+        return [(ids, [1] * len(ids))]
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _renamed(model: Any, *, turned: bool) -> list[tuple[str, Tensor]]:
 
     With `turned`, queries and keys lie as llama.cpp's Llama rotates them: pairs beside each other, not halves.
     """
-    config, found = model.config, []
+    config, fields = model.config, []
     for name, weight in model.state_dict().items():
         module, _, part = name.rpartition(".")
         if module == "lm_head" and config.tie_word_embeddings:
@@ -154,5 +154,5 @@ def _renamed(model: Any, *, turned: bool) -> list[tuple[str, Tensor]]:
                 weight = halves.transpose(1, 2).reshape(weight.shape)
         else:
             called = _WHOLE[module]
-        found.append((f"{called}.{part}", weight.detach().cpu()))
-    return found
+        fields.append((f"{called}.{part}", weight.detach().cpu()))
+    return fields

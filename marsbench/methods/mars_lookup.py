@@ -73,8 +73,10 @@ class MarsLookup(MarsVerified):
             ours, spare = place < count.unsqueeze(1), tokens.shape[1] - 1
             both = F.pad(guesses, (0, self.draft_length))
             longer = tokens.scatter(1, torch.where(ours, length.unsqueeze(1) + place, spare), both)
-            found, more = look_up(longer, length + count, self.draft_length, longest=self.ngram, shortest=self.ngram)
-            behind = found.gather(1, (place - count.unsqueeze(1)).clamp(0, self.draft_length - 1))
+            looked_up, more = look_up(
+                longer, length + count, self.draft_length, longest=self.ngram, shortest=self.ngram
+            )
+            behind = looked_up.gather(1, (place - count.unsqueeze(1)).clamp(0, self.draft_length - 1))
             alone_too = F.pad(drafts, (0, guesses.shape[1]))
             drafts = torch.where(alone.unsqueeze(1), alone_too, torch.where(ours, both, behind))
             drafted = torch.where(alone, drafted, count + more)

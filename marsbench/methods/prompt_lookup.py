@@ -58,6 +58,6 @@ def look_up(tokens: Tensor, length: Tensor, most: int, *, longest: int, shortest
     match = (before == ending.unsqueeze(1)).flip(-1).cumprod(-1).sum(-1)  # [N, T], how many are alike, from the end
     # Longer matches win over shorter ones, and later places over earlier ones.
     best = torch.where((match >= shortest) & (place < last), match * size + place, -1).amax(1, keepdim=True)
-    found, is_found = best % size + 1, best.squeeze(1) >= 0
-    drafts = tokens.gather(1, (found + offset[:most]).clamp(max=size - 1))
-    return drafts, torch.where(is_found, (last + 1 - found).squeeze(1), 0).clamp(max=most)
+    matches, is_found = best % size + 1, best.squeeze(1) >= 0
+    drafts = tokens.gather(1, (matches + offset[:most]).clamp(max=size - 1))
+    return drafts, torch.where(is_found, (last + 1 - matches).squeeze(1), 0).clamp(max=most)

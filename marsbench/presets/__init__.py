@@ -195,7 +195,7 @@ def scales() -> list[str]:
 
 
 def in_seconds() -> Preset:
-    return next(found for name in scales() if (found := preset(name)).in_seconds)
+    return next(small for name in scales() if (small := preset(name)).in_seconds)
 
 
 def scales_with_chat_data() -> list[str]:

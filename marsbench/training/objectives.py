@@ -232,11 +232,11 @@ def nll_at(
     if chunked:
         head.forward = nll_of
     try:
-        found: Tensor = model(**inputs, use_cache=False).logits
+        logits: Tensor = model(**inputs, use_cache=False).logits
     finally:
         picking.remove()
         vars(head).pop("forward", None)
-    return found if chunked else _nll(found, targets, code, after)
+    return logits if chunked else _nll(logits, targets, code, after)
 
 
 def _kind(model: nn.Module) -> type[nn.Module]:

@@ -31,7 +31,7 @@ class Example:
 
 def say(rng: random.Random, template: str, **values: object) -> str:
     """Draw one alternative of every `[a|b|c]` (brackets do not nest), then fill the `{names}`."""
-    return _ALTERNATIVES.sub(lambda found: rng.choice(found[1].split("|")), template).format(**values)
+    return _ALTERNATIVES.sub(lambda text: rng.choice(text[1].split("|")), template).format(**values)
 
 
 def is_test(content: str) -> bool:
