@@ -48,21 +48,21 @@ def show(
 
     if image:
         check_image(image)
-    question, found = test_set("mini_gsm8k", 1)[0].prompt if prompt is None else prompt, []
+    question, answers = test_set("mini_gsm8k", 1)[0].prompt if prompt is None else prompt, []
     draft = decoder.load_draft(decoding, run.reporter)
     loaded = start.loaded(run, decoding.dtype)
     for way in ways:
         generation = answer(Answering.by(way, loaded, draft, run.reporter), question, max_new_tokens)
         title = way.method if way.threshold is None else f"{way.method}, tau = {way.threshold:g}"
-        found.append(shown(title, generation, loaded.tokenizer))
+        answers.append(shown(title, generation, loaded.tokenizer))
     console = Console(soft_wrap=True)
     border = "each forward pass in a shade of its own" if console.is_terminal else "forward passes parted by |"
     console.print(f"{question}\n({border})", highlight=False, markup=False)
-    for one in found:
+    for one in answers:
         console.print(f"\n{one.summary}", style="bold", highlight=False)
         console.print(shaded(one, color=console.is_terminal))
     if image:
-        draw(found, image)
+        draw(answers, image)
         typer.echo(f"wrote {image}")
 
 

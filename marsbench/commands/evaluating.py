@@ -55,16 +55,16 @@ def eval_(
     )  # fmt: skip
     for name in names:  # what cannot be asked is found out before anything is trained
         run.exam(name)
-    found = []
+    results = []
     with full_disk_explained(run.workspace.runs):
         draft, loaded, cells = decoder.load_draft(decoding, run.reporter), start.loaded(run, decoding.dtype), Cells(run)
         for name in names:
             row = cells.cell(Asked(line, name, None), loaded, draft)
-            found.append(_as_plain(row, run.workspace.answers(row.key)))
+            results.append(_as_plain(row, run.workspace.answers(row.key)))
             if not as_json:
-                typer.echo("\n".join(_in_words(found[-1])))
+                typer.echo("\n".join(_in_words(results[-1])))
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(results, indent=1))
 
 
 def _told(decoding: Decoding) -> dict[str, Any]:
@@ -98,10 +98,10 @@ def score(
     scored = score_file(exam, responses)
     if out is not None:
         write_atomically(out, "".join(json.dumps(verdict) + "\n" for verdict in verdicts(scored)).encode())
-    found = summary(scored)
-    said = f"{benchmark}: {found['accuracy']:.1f} % ({found['score']}), {found['n']:,} of {found['questions']:,}"
+    result = summary(scored)
+    said = f"{benchmark}: {result['accuracy']:.1f} % ({result['score']}), {result['n']:,} of {result['questions']:,}"
     typer.echo(f"{said} questions answered", err=True)
-    typer.echo(json.dumps(found))
+    typer.echo(json.dumps(result))
 
 
 def compare(
@@ -119,13 +119,13 @@ def compare(
     exam = _exam(benchmark, data_dir)
     from marsbench.evaluation.scoring import compare_files
 
-    found = compare_files(exam, first, second)
+    result = compare_files(exam, first, second)
     typer.echo(
-        f"{benchmark}: {found['questions']:,} questions in both files, {found['answered_only_in_first']:,} only in "
-        f"{first}, {found['answered_only_in_second']:,} only in {second}",
+        f"{benchmark}: {result['questions']:,} questions in both files, {result['answered_only_in_first']:,} only in "
+        f"{first}, {result['answered_only_in_second']:,} only in {second}",
         err=True,
     )
-    typer.echo(json.dumps(found))
+    typer.echo(json.dumps(result))
 
 
 def _exam(benchmark: str, data_dir: Path | None) -> "Exam":
@@ -134,18 +134,18 @@ def _exam(benchmark: str, data_dir: Path | None) -> "Exam":
     return harness.prepare(benchmarks.benchmark(benchmark), data_dir)
 
 
-def _in_words(found: dict[str, Any]) -> list[str]:
+def _in_words(result: dict[str, Any]) -> list[str]:
     """What an evaluation found: a line, one on what was cut short, and where the answers are."""
-    (low, high), limit = found["interval"], found["max_new_tokens"]
+    (low, high), limit = result["interval"], result["max_new_tokens"]
     lines = [
-        f"{found['benchmark']}: accuracy {found['accuracy']:.1f} % (95 % interval {low:.1f} to {high:.1f}), "
-        f"n = {found['n']}; {found['tokens_per_forward']:.2f} tokens per forward pass"
+        f"{result['benchmark']}: accuracy {result['accuracy']:.1f} % (95 % interval {low:.1f} to {high:.1f}), "
+        f"n = {result['n']}; {result['tokens_per_forward']:.2f} tokens per forward pass"
     ]
-    if cut := found["cut_answers"]:
-        lines.append(f"  {cut:,} of {found['n']:,} answers were cut at {limit} tokens, without an end")
-    if cut := found["cut_prompts"]:
-        lines.append(f"  {cut:,} of {found['n']:,} prompts lost their beginnings, for which the context had no room")
-    return [*lines, f"  answers: {found['answers']}"]
+    if cut := result["cut_answers"]:
+        lines.append(f"  {cut:,} of {result['n']:,} answers were cut at {limit} tokens, without an end")
+    if cut := result["cut_prompts"]:
+        lines.append(f"  {cut:,} of {result['n']:,} prompts lost their beginnings, for which the context had no room")
+    return [*lines, f"  answers: {result['answers']}"]
 
 
 def _as_plain(row: "EvaluationRow", answers: Path) -> dict[str, Any]:

@@ -21,9 +21,9 @@ def doctor(start: Start) -> None:
 
     from marsbench.doctor import checks, findings_table
 
-    found = checks(start.scale, start.output, start.data_dir)
-    Console().print(findings_table(found))
-    if any(check.ok == "fail" for check in found):
+    findings = checks(start.scale, start.output, start.data_dir)
+    Console().print(findings_table(findings))
+    if any(check.ok == "fail" for check in findings):
         raise typer.Exit(2)
 
 

@@ -93,8 +93,8 @@ def distill(
     if self_asked is not None:
         asked = read_prompts(asked_by(answering, self_asked, source, reporter, seed=seed))
     distiller = Distiller(answering, reporter, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    _, found = distiller.distill(asked, source, out, limit=limit, keep_cut=keep_cut)
-    typer.echo(f"wrote {out}: {found}")
+    _, counts = distiller.distill(asked, source, out, limit=limit, keep_cut=keep_cut)
+    typer.echo(f"wrote {out}: {counts}")
 
 
 @shared.starts("block_size", "base", "chat_data", "max_steps", "scale", "seed", "output")

@@ -101,8 +101,8 @@ def benchmark(name: str) -> Benchmark:
 
 def benchmarks(names: Iterable[str]) -> list[str]:
     """Benchmarks by name or by group (`mini`, `hard`, `within`, `real`), each once."""
-    found = [each for name in names for each in GROUPS.get(name, (name,))]
-    return [benchmark(name).name for name in dict.fromkeys(found)]
+    wanted = [each for name in names for each in GROUPS.get(name, (name,))]
+    return [benchmark(name).name for name in dict.fromkeys(wanted)]
 
 
 def load_tasks(chosen: Benchmark, data_dir: Path | None = None) -> dict[str, Any]:
@@ -189,8 +189,8 @@ def question_numbers(chosen: Benchmark, tasks: Mapping[str, Any]) -> dict[str, l
     column = chosen.id_column
     if column is not None and len(tasks) > 1:
         whole = next(iter(tasks.values()))
-        rows = {found: row for row, found in enumerate(whole.dataset[whole.config.test_split][column])}
-        return {name: [rows[found] for found in task.eval_docs[column]] for name, task in tasks.items()}
+        rows = {identity: row for row, identity in enumerate(whole.dataset[whole.config.test_split][column])}
+        return {name: [rows[identity] for identity in task.eval_docs[column]] for name, task in tasks.items()}
     numbers, first = {}, 0
     for name, task in tasks.items():
         numbers[name] = list(range(first, first + len(task.eval_docs)))
@@ -203,7 +203,7 @@ _ORIGIN = ("custom_dataset", "dataset_kwargs", "dataset_path", "dataset_name", "
 
 def fingerprint(tasks: Mapping[str, Any]) -> dict[str, Any]:
     """What of tasks can change a score: prompts, filters, metrics, versions and a hash of the questions themselves."""
-    found = {}
+    facts = {}
     for name, task in tasks.items():
         config = {key: value for key, value in task.config.to_dict().items() if key not in _ORIGIN}
         text = json.dumps(config, default=lambda value: type(value).__name__)
@@ -213,5 +213,5 @@ def fingerprint(tasks: Mapping[str, Any]) -> dict[str, Any]:
             content = {column: value for column, value in doc.items() if column != local_data.DATA_DIR}
             digest.update(json.dumps(content, sort_keys=True, default=str).encode())
         version = (task.config.metadata or {}).get("version")
-        found[name] = plain | {"version": version, "questions": digest.hexdigest()[:16]}
-    return found
+        facts[name] = plain | {"version": version, "questions": digest.hexdigest()[:16]}
+    return facts

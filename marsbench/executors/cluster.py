@@ -88,16 +88,16 @@ class Cluster(Executor):
             time.sleep(LOOK_S)
             return []
         done, _ = ray.wait([*self._running], num_returns=1, timeout=LOOK_S)
-        found = list[tuple[Task, Ended | None]]()
+        endings = list[tuple[Task, Ended | None]]()
         for ref in done:
             task, _ = self._running.pop(ref)
             try:
-                found.append((task, ray.get(ref)))
+                endings.append((task, ray.get(ref)))
             except RayError as error:  # its process or node was lost; what its work raises is in its end
                 with log_of(self.logs, task.name).open("a", encoding="utf-8") as stream:
                     stream.write(f"{error}\n")
-                found.append((task, None))
-        return found
+                endings.append((task, None))
+        return endings
 
     def close(self) -> None:
         for ref in self._running:

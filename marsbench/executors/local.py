@@ -66,7 +66,7 @@ class Local(Executor):
     def ended(self) -> list[tuple[Task, Ended | None]]:
         """What has ended; its lanes are idle again, with a new process where the last one was lost."""
         done, _ = wait(self._running, timeout=LOOK_S, return_when=FIRST_COMPLETED)
-        found = list[tuple[Task, Ended | None]]()
+        endings = list[tuple[Task, Ended | None]]()
         for future in done:
             task, lane = self._running.pop(future)
             lost = isinstance(future.exception(), BrokenProcessPool)
@@ -74,8 +74,8 @@ class Local(Executor):
                 self._pools.pop(lane).shutdown(wait=False)
             if lane != _ALONE:
                 self._idle.append(lane)
-            found.append((task, None if lost else future.result()))
-        return found
+            endings.append((task, None if lost else future.result()))
+        return endings
 
 
 class Here(Executor):
@@ -99,8 +99,8 @@ class Here(Executor):
         return True
 
     def ended(self) -> list[tuple[Task, Ended | None]]:
-        found, self._over = self._over, []
-        return found
+        endings, self._over = self._over, []
+        return endings
 
 
 _ALONE = -1  # the lane of what is to be alone

@@ -109,9 +109,9 @@ class Medusa(Method):
         way, steps, on_chain = [here], here, here
         for step in range(1, self.count + 1 if nodes else 1):
             follows = right & (parent == here.unsqueeze(1))
-            path = follows.any(1)
-            here = torch.where(path, follows.int().argmax(1) + 1, here)
+            goes_on = follows.any(1)
+            here = torch.where(goes_on, follows.int().argmax(1) + 1, here)
             way.append(here)
-            steps = steps + path
-            on_chain = on_chain + (path & (here == step))
+            steps = steps + goes_on
+            on_chain = on_chain + (goes_on & (here == step))
         return torch.stack(way, dim=1), steps, on_chain

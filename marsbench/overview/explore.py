@@ -135,9 +135,9 @@ def _ratio(laps: Sequence[float], others: Sequence[float]) -> float | None:
 
 def _questions(rows: Sequence[Row], scale: Preset) -> list[dict[str, Any]]:
     """Every question with its answers, in the order of the rows; of an answer given twice, the last."""
-    found: defaultdict[str, dict[str, GenerationRow]] = defaultdict(dict)
+    by_question: defaultdict[str, dict[str, GenerationRow]] = defaultdict(dict)
     for row in [row for row in rows if isinstance(row, GenerationRow)]:
-        found[row.question][row.arm] = row
+        by_question[row.question][row.arm] = row
     known = {example.prompt: example for example in asked(scale)}
     return [
         {
@@ -145,7 +145,7 @@ def _questions(rows: Sequence[Row], scale: Preset) -> list[dict[str, Any]]:
             "reference": known[question].response if question in known else "",
             "answers": [_answer(line.label, answers.get(line.name), known.get(question)) for line in PLAN.lines],
         }
-        for question, answers in found.items()
+        for question, answers in by_question.items()
     ]
 
 

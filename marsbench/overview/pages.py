@@ -39,12 +39,12 @@ def write_page(parts: Parts, scale: str, reports_dir: Path) -> list[Path]:
 
 def parts_at(page: str, workspace: Workspace, collection: Collection) -> Parts:
     """What stands on a page of a workspace, of the rows of a collection that has them, as far as it was made there."""
-    found, made = list[tuple[Study, Sequence[Row], BySeed]](), set(workspace.pages)
+    parts, made = list[tuple[Study, Sequence[Row], BySeed]](), set(workspace.pages)
     for study in [study for study in studies_on(page) if study.key in made]:
         seed = 0 if study.query.seed is not None else seed_of(workspace)  # a seed of its own is none of the page's
         if seed in (shown := collection.shown_with(study.key, seed)):
-            found.append((study, shown[seed], shown))
-    return found
+            parts.append((study, shown[seed], shown))
+    return parts
 
 
 def seed_of(workspace: Workspace) -> int:

@@ -212,10 +212,10 @@ def _refusal(study: Study, run: Run, quick: bool) -> list[Row] | UserError | Non
     reasons = [run.cannot_ask(asked.benchmark, asked.questions) for asked in cells]
     if not cells or not all(reasons):
         return None
-    found = list(zip(cells, reasons, strict=True))
-    for name, reason in {asked.benchmark: reason for asked, reason in found}.items():
+    pairs = list(zip(cells, reasons, strict=True))
+    for name, reason in {asked.benchmark: reason for asked, reason in pairs}.items():
         run.reporter.say(f"{name}: skipped ({reason})")
-    return [Cells(run).without(asked, reason) for asked, reason in found]
+    return [Cells(run).without(asked, reason) for asked, reason in pairs]
 
 
 def executor_of(run: Run, *, jobs: int | None = None, cluster: str | None = None) -> Executor:

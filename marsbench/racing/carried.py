@@ -88,13 +88,13 @@ def _rates(mean: float, guesses: int) -> tuple[float, ...]:
 
 def _published(benchmark: Any, scale: str, block_size: int, where: str) -> tuple[float, str]:
     rows = published("4", scale=scale, benchmark=benchmark, block_size=block_size, threshold=0.95)
-    found = [row.value for row in rows if row.metric == "tokens_per_forward"]
-    if not found:
+    values = [row.value for row in rows if row.metric == "tokens_per_forward"]
+    if not values:
         raise UserError(
             f"the paper has no tokens per forward of {benchmark} at {scale}, B = {block_size}", where=where,
             fix="name one of its benchmarks, or average, a scale of 0.5b or 7b, and a block size of its Table 4",
         )  # fmt: skip
-    return found[0], f"the paper's Table 4, {benchmark}, {scale}, B = {block_size}, tau = 0.95"
+    return values[0], f"the paper's Table 4, {benchmark}, {scale}, B = {block_size}, tau = 0.95"
 
 
 def _in_file(file: Path, guesses: int) -> Any:

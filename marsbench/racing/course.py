@@ -123,10 +123,10 @@ class Course:
     @cached_property
     def prompts(self) -> Prompts:
         """The prompts as token ids; what the context has no room for is said."""
-        found = self.questions.prompts(self.baseline.tokenizer, self._room)
-        for said in self.questions.cut_in_words(found, self._room):
+        asked = self.questions.prompts(self.baseline.tokenizer, self._room)
+        for said in self.questions.cut_in_words(asked, self._room):
             self.run.reporter.say(said)
-        return found
+        return asked
 
     @property
     def _room(self) -> int:
@@ -149,12 +149,12 @@ class Course:
     # ---- its cells ----
 
     def cells(self, batch_size: int) -> list[Cell]:
-        found = []
+        keyed = []
         for line in self.grid.contenders:
             content = {"kind": "sweep", "entry": line.keyed, "batch_size": batch_size, **self.weights(line)}
             content |= {**self.everywhere, **({"backend": self._backend} if line.compiled else {})}
-            found.append(Cell(line, batch_size, content_hash(content)))
-        return found
+            keyed.append(Cell(line, batch_size, content_hash(content)))
+        return keyed
 
     def why_not(self, cell: Cell) -> str:
         """Why a cell cannot be measured, empty if it can."""
@@ -177,9 +177,9 @@ class Course:
             self.grid.timeout_s,
         )  # fmt: skip
 
-    def responses(self, found: Outcome) -> list[str]:
+    def responses(self, raced: Outcome) -> list[str]:
         tokenizer: Any = self.baseline.tokenizer
-        return [str(tokenizer.decode(generation.tokens, skip_special_tokens=True)) for generation in found.generations]
+        return [str(tokenizer.decode(generation.tokens, skip_special_tokens=True)) for generation in raced.generations]
 
     def step_times(self) -> dict[str, Any]:
         with self.run.reporter.bar("timing forward passes by their shape") as bar:

@@ -175,10 +175,10 @@ def _check(contenders: list[Line]) -> None:
     plain, compiled = by_name["ar"], by_name.get(COMPILED_AR)
     if compiled is not None and compiled != plain.compiled_form():
         raise UserError(f"{COMPILED_AR!r} is not 'ar', compiled", fix="give `ar` compiled: [false, true] in its place")
-    found = next((contender.name for contender in contenders if contender.compiled), None)
-    if found is not None and compiled is None:
+    uncompared = next((contender.name for contender in contenders if contender.compiled), None)
+    if uncompared is not None and compiled is None:
         raise UserError(
-            f"{found!r} has no compiled 'ar' to be held against",
+            f"{uncompared!r} has no compiled 'ar' to be held against",
             fix="give `ar` compiled: [false, true], so that compiled races against compiled",
         )
 

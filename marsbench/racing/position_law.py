@@ -40,12 +40,12 @@ def law_of(rows: Sequence[int], windows: Sequence[int], seconds: Sequence[Sequen
     """The law of a machine from steps of some shapes: the median over repeats, and over shapes of as many positions."""
     from scipy.optimize import isotonic_regression
 
-    found: dict[int, list[float]] = {}
+    by_positions: dict[int, list[float]] = {}
     for count, window, repeats in zip(rows, windows, seconds, strict=True):
-        found.setdefault(count * window, []).append(median(repeats))
-    known = sorted(found)
+        by_positions.setdefault(count * window, []).append(median(repeats))
+    known = sorted(by_positions)
     # More positions never cost less: where they seem to, that is noise.
-    smooth = isotonic_regression([median(found[count]) for count in known])
+    smooth = isotonic_regression([median(by_positions[count]) for count in known])
     return PositionLaw(known, [float(value) for value in smooth.x])
 
 
@@ -55,17 +55,17 @@ def windows_by_rows(law: PositionLaw, rows: int, widest: int, acceptance: Sequen
     A window of 1 is `ar`. Drafts cost more than their positions: a wider one must promise 5 % more tokens per second.
     `acceptance` is how often each draft is right where all before it are; the last rate goes for all later ones too.
     """
-    found, rates = list[int](), [*acceptance, *[acceptance[-1]] * widest]
+    windows, rates = list[int](), [*acceptance, *[acceptance[-1]] * widest]
     for count in range(1, rows + 1):
         speeds = [1.0 / law.seconds_at(count)]
-        for window in range(2, min([widest, *found]) + 1):
+        for window in range(2, min([widest, *windows]) + 1):
             tokens = sum(accumulate(rates[: window - 1], mul, initial=1.0))  # that one forward settles
             # The last token, the drafts that it brought along, and the masks behind them.
             speeds.append(tokens / law.seconds_at(count * (tokens + window - 1)))
         best = speeds.index(max(speeds)) + 1
         pays = speeds[best - 1] >= _GAIN * speeds[0]
-        found.append(best if pays else 1)
-    return tuple(found)
+        windows.append(best if pays else 1)
+    return tuple(windows)
 
 
 def in_words(windows: Sequence[int]) -> str:

@@ -41,7 +41,7 @@ class Questions:
 
     def cut_in_words(self, prompts: "Prompts", room: int) -> list[str]:
         cuts = {name: prompts.cuts[place :: len(self.exams)] for place, name in enumerate(self.exams)}
-        return [said for name, found in cuts.items() if (said := cut_in_words(name, found, room))]
+        return [said for name, cuts_of in cuts.items() if (said := cut_in_words(name, cuts_of, room))]
 
     def score(self, responses: Sequence[str]) -> list[float]:
         """The accuracy of each question's response, 0 or 1; a response is scored once, however often it comes."""
@@ -81,12 +81,12 @@ def ask(names: Sequence[str], count: int, tokenizer: Any, data_dir: Path | None 
             raise UserError(f"{name} has {len(exam.asked())} questions, not {each}", fix="ask fewer prompts")
     prompts = {name: prompts_of(exam, tokenizer) for name, exam in exams.items()}
     in_turn = zip(*[exam.asked() for exam in exams.values()], strict=True)
-    found = [
+    questions = [
         Question(name, number, prompts[name][number])
         for numbers in in_turn
         for name, number in zip(exams, numbers, strict=True)
     ]
-    return Questions(exams, found)
+    return Questions(exams, questions)
 
 
 class Prompts(NamedTuple):

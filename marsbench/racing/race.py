@@ -200,7 +200,7 @@ class Race:
             if turn.status != "done":
                 return Outcome(status=turn.status, reason=turn.reason)
         batches = range(len(self.batches))
-        watched = [found for batch in batches if (found := turns[WATCHED, batch].watched) is not None]
+        watched = [seen for batch in batches if (seen := turns[WATCHED, batch].watched) is not None]
         counted = {name: [getattr(turn.meter, name) for turn in watched] for name in vars(Meter())}
         return Outcome(
             seconds=[sum(turns[lap, batch].seconds for batch in batches) for lap in range(1, self.laps + 1)],

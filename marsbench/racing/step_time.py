@@ -60,9 +60,9 @@ def step_times(model: Any, positions: int, progress: Counted) -> dict[str, Any]:
     seconds: list[list[float]] = [[] for _ in shapes]
     for repeat in range(_REPEATS + 1):  # the first warms up
         for number, (rows, width) in enumerate(shapes):
-            found = _step(model, rows, width)
+            seconds_of = _step(model, rows, width)
             if repeat:
-                seconds[number].append(found)
+                seconds[number].append(seconds_of)
             progress(repeat * len(shapes) + number, (_REPEATS + 1) * len(shapes))
     rows_of_each, windows = map(list, zip(*shapes, strict=True))
     return {"context": _CONTEXT, "rows": rows_of_each, "window": windows, "seconds": seconds}

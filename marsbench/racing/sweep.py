@@ -94,13 +94,13 @@ def _step_times(course: Course) -> StepTimeRow:
 
 
 def _sweep_row(
-    course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str, Outcome], **seen: float | None
+    course: Course, cell: Cell, outcome: Outcome, outcomes: Mapping[str, Outcome], **seen: float | None
 ) -> SweepRow:
     """The row of a cell, its samples written first; `outcomes` are those of its race, `seen` goes to its provenance."""
     contender = cell.line
     origin = course.target(contender).origin if course.weights(contender) else {}
     identity: dict[str, Any] = {
-        "key": cell.key, "status": found.status, "reason": found.reason, "scale": course.run.scale.scale,
+        "key": cell.key, "status": outcome.status, "reason": outcome.reason, "scale": course.run.scale.scale,
         "contender": contender.name, "stage": contender.stage, "draft": contender.options.get("draft", ""),
         "method": contender.method, "options": contender.shown, "compiled": contender.compiled,
         "batch_size": cell.batch_size, "benchmarks": course.questions.benchmarks, "prompts": len(course.prompts.ids),
@@ -108,12 +108,12 @@ def _sweep_row(
         "max_new_tokens": course.max_new_tokens, "dtype": course.grid.dtype, "grid": course.grid.page,
         "provenance": {**provenance(seed=course.run.seed), **origin, **packing_in_words(), **seen},
     }  # fmt: skip
-    measured = _measured(course, cell, found, outcomes) if found.status == "done" else {}
+    measured = _measured(course, cell, outcome, outcomes) if outcome.status == "done" else {}
     return SweepRow(**identity, **measured)
 
 
-def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
-    generations, responses = found.generations, course.responses(found)
+def _measured(course: Course, cell: Cell, raced: Outcome, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+    generations, responses = raced.generations, course.responses(raced)
     correct = course.questions.score(responses)
     done = {name: outcome for name, outcome in outcomes.items() if outcome.status == "done"}
     baselines = {
@@ -124,10 +124,10 @@ def _measured(course: Course, cell: Cell, found: Outcome, outcomes: Mapping[str,
     plain = [other.name for other in course.grid.contenders if other.method == "ar" and other.name in done]
     pairs = {name: zip(generations, done[name].generations, strict=True) for name in plain}
     return {
-        "seconds": [round(seconds, 6) for seconds in found.seconds], "baselines": baselines, "correct": correct,
+        "seconds": [round(seconds, 6) for seconds in raced.seconds], "baselines": baselines, "correct": correct,
         "emitted": [made.emitted for made in generations], "row_forwards": [made.forwards for made in generations],
         "finished": [int(made.finish == "eos") for made in generations],
-        "first_token": found.first_token, "last_token": found.last_token, **vars(found.meter),
+        "first_token": raced.first_token, "last_token": raced.last_token, **vars(raced.meter),
         "same_as": {name: sum(mine.tokens == other.tokens for mine, other in both) for name, both in pairs.items()},
         "samples": _log_samples(course, cell.key, generations, responses, correct),
         "checkpoint": course.target(cell.line).weights, **course.compiling(cell.line),

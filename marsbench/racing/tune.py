@@ -81,8 +81,8 @@ def tune(
     times = course.step_times()
     law = law_of(times["rows"], times["window"], times["seconds"])
     with reporter.bar(f"measuring the acceptance of {len(grid.contenders)} settings") as bar:
-        found = watched.run(RoundLog(), bar.update)
-    settings = _settings(law, found, course, batch_size)
+        outcomes = watched.run(RoundLog(), bar.update)
+    settings = _settings(law, outcomes, course, batch_size)
     allowed = [setting for setting in settings if setting.points_lost <= max_points_lost]
     best = max(allowed, key=lambda setting: setting.speed_up)
     if best.contender == course.plain:
@@ -93,8 +93,8 @@ def tune(
     return Advice(settings, best, raced[best.contender.name].speed_over(raced["ar"]))
 
 
-def _settings(law: PositionLaw, found: dict[str, Outcome], course: Course, batch_size: int) -> list[Setting]:
-    ar = found["ar"]
+def _settings(law: PositionLaw, outcomes: dict[str, Outcome], course: Course, batch_size: int) -> list[Setting]:
+    ar = outcomes["ar"]
     slowest, right = predicted_speed(law, _work(ar), batch_size), _accuracy(course, ar)
     settings = [
         Setting(
@@ -104,7 +104,7 @@ def _settings(law: PositionLaw, found: dict[str, Outcome], course: Course, batch
             predicted_speed(law, _work(outcome), batch_size) / slowest,
         )
         for contender in course.grid.contenders
-        if (outcome := found[contender.name]).status == "done"
+        if (outcome := outcomes[contender.name]).status == "done"
     ]
     return sorted(settings, key=lambda setting: -setting.speed_up)
 

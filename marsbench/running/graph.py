@@ -77,11 +77,11 @@ class RunTask(Task):
         from marsbench.running.run import Run
 
         quieten_libraries()
-        found = [result for result in made if result is not None]
-        failures = {place: why for result in found for place, why in result.failures.items()}
+        earlier = [result for result in made if result is not None]
+        failures = {place: why for result in earlier for place, why in result.failures.items()}
         run = Run(**self.settings, reporter=reporter, failures=failures)
         with full_disk_explained(run.workspace.runs):
-            Checkpoints(run).await_visible([result.trained for result in found if result.trained])
+            Checkpoints(run).await_visible([result.trained for result in earlier if result.trained])
             return self.do(run)
 
     @abstractmethod
@@ -185,15 +185,15 @@ class Known:
 
 def trainings(wanted: Iterable[TrainedStage], scale: Preset, known: Known) -> list[TrainTask]:
     """What is to be trained for some checkpoints, parents first, each after the one that it starts from."""
-    found: dict[TrainedStage, TrainTask] = {}
+    tasks: dict[TrainedStage, TrainTask] = {}
     for trained, parent in parents_first([stage for stage in wanted if is_ours(stage, scale)], scale).items():
         if not known.is_trained(trained):
-            found[trained] = TrainTask(
+            tasks[trained] = TrainTask(
                 name=f"training-{trained.slug}", title=f"training {trained.title}",
-                after=after([parent], found.values()) if parent else (),
+                after=after([parent], tasks.values()) if parent else (),
                 seconds=training_s(trained, scale), trained=trained,
             )  # fmt: skip
-    return list(found.values())
+    return list(tasks.values())
 
 
 def after(wanted: Iterable[TrainedStage | Asked], tasks: Iterable[RunTask]) -> tuple[str, ...]:
@@ -228,33 +228,33 @@ def answers(
             seconds[asked.place] = decoding_s(tokens, scale)
             groups[asked.line.trained, asked.line.draft, asked.line.dtype].append(asked)
     size = max(_LEAST_S, sum(seconds.values()) / (_PER_WORKER * workers)) if workers else math.inf
-    numbers, found = Counter[TrainedStage](), list[AnswerTask]()
+    numbers, tasks = Counter[TrainedStage](), list[AnswerTask]()
     for some, parts in (piece for group in groups.values() for piece in _in_pieces(group, seconds, size)):
         line, whole = some[0].line, sum(seconds[asked.place] for asked in some)
         before, shards = after(line.needs, trained), [(number, parts) for number in range(1, parts + 1)]
         for part in [*shards, *([(1, 1)] if parts > 1 else [])]:  # what is answered in parts is scored as a whole
             numbers[line.trained] += 1
             scores = part not in shards
-            found.append(AnswerTask(
+            tasks.append(AnswerTask(
                 name=f"answering-{line.trained.slug}-{numbers[line.trained]}",
                 title=f"answering with {line.trained.title}, piece {numbers[line.trained]}",
-                after=(*before, *[task.name for task in found[-parts:]]) if scores else before,
+                after=(*before, *[task.name for task in tasks[-parts:]]) if scores else before,
                 seconds=_SCORING_S if scores else whole / parts, cells=tuple(some), of=len(seconds), shard=part,
                 numbers=tuple([*seconds].index(asked.place) + 1 for asked in some),
             ))  # fmt: skip
-    return found
+    return tasks
 
 
 def _in_pieces(group: Sequence[Asked], seconds: Mapping[str, float], size: float) -> list[tuple[list[Asked], int]]:
     """Cells that share their checkpoints, in pieces of about a size -> in how many parts each is answered."""
-    found, filling, filled = list[tuple[list[Asked], int]](), list[Asked](), 0.0
+    pieces, filling, filled = list[tuple[list[Asked], int]](), list[Asked](), 0.0
     for asked in group:
         if seconds[asked.place] >= 2 * size:
-            found.append(([asked], math.ceil(seconds[asked.place] / size)))
+            pieces.append(([asked], math.ceil(seconds[asked.place] / size)))
             continue
         filling.append(asked)
         filled += seconds[asked.place]
         if filled >= size:
-            found.append((filling, 1))
+            pieces.append((filling, 1))
             filling, filled = [], 0.0
-    return [*found, *([(filling, 1)] if filling else [])]
+    return [*pieces, *([(filling, 1)] if filling else [])]

@@ -19,14 +19,14 @@ AS_RELEASED = ", as released"  # our words, beside the paper's, for what its aut
 
 def parents_first(wanted: Iterable[TrainedStage], scale: Preset) -> dict[TrainedStage, TrainedStage | None]:
     """What is trained for some checkpoints: each -> the one that it starts from, which stands before it."""
-    found: dict[TrainedStage, TrainedStage | None] = {}
+    parents: dict[TrainedStage, TrainedStage | None] = {}
     for last in wanted:
         parent = None
         for name in lineage(scale, last.stage):
             trained = TrainedStage.of(name, last.block_size)
-            found.setdefault(trained, parent)
+            parents.setdefault(trained, parent)
             parent = trained
-    return found
+    return parents
 
 
 def is_ours(trained: TrainedStage, scale: Preset) -> bool:
@@ -98,5 +98,7 @@ class TablePlan:
     @property
     def stages(self) -> list[TrainedStage]:
         """The checkpoints that the lines need, each once, in order; those of draft models come last."""
-        found = [line.needs for line in self.lines]
-        return list(dict.fromkeys([*[own for own, *_ in found], *[draft for _, *drafts in found for draft in drafts]]))
+        needed = [line.needs for line in self.lines]
+        return list(
+            dict.fromkeys([*[own for own, *_ in needed], *[draft for _, *drafts in needed for draft in drafts]])
+        )
