@@ -29,7 +29,7 @@ from marsbench.statistics.intervals import Answers
 from marsbench.studies import gains, regime
 from marsbench.studies.gains import MEASURED, cross_fitted, fastest_within
 from marsbench.studies.real_model import STUDY
-from marsbench.studies.real_model.lines import (
+from marsbench.studies.real_model.lossless_lines import (
     AR,
     AR_OF_MARS,
     BASE,

@@ -21,7 +21,7 @@ from marsbench.overview.pages import page_of, write_page, write_study
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset
 from marsbench.rendering import markdown
-from marsbench.rendering.claims import page_claims, tally, verdict
+from marsbench.rendering.claims_in_words import page_claims, tally, verdict
 from marsbench.rendering.markdown import filled, table
 from marsbench.rows.kinds import AnyRow, EvaluationRow, Row, SweepRow, TrainingRow
 from marsbench.rows.workspace import Workspace

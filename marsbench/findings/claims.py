@@ -1,7 +1,7 @@
 """A claim as data: what it measures, the bound that the effect must keep, and what pages need to know of it.
 
-Numbers travel as floats. `rendering/claims.py` puts into words what a claim says, tests and finds; nothing reads words
-back, those that a claim itself holds neither.
+Numbers travel as floats. `rendering/claims_in_words.py` puts into words what a claim says, tests and finds; nothing
+reads words back, those that a claim itself holds neither.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -12,7 +12,7 @@ from marsbench.findings.sweep import SweepCells, on_sweep, speed_up
 from marsbench.gpu_check.page import reckoned
 from marsbench.paper import published
 from marsbench.presets import DEFAULT_SCALE
-from marsbench.rendering import claims as said
+from marsbench.rendering import claims_in_words as said
 from marsbench.rendering.figures import drawn_alike, dress, error_bars, new_figure, save
 from marsbench.rendering.markdown import filled, table
 from marsbench.rows.kinds import Row

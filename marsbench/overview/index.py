@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from marsbench.findings.claims import Judged
 from marsbench.findings.collection import Collection
 from marsbench.presets import preset
-from marsbench.rendering import claims as said
+from marsbench.rendering import claims_in_words as said
 from marsbench.rendering.markdown import filled, table
 from marsbench.rendering.sections import reading
 from marsbench.studies import items, study_of

@@ -13,7 +13,7 @@ from marsbench.findings.query import RACED, Query
 from marsbench.findings.seeds import BySeed
 from marsbench.line import TrainedStage
 from marsbench.presets import Preset
-from marsbench.rendering.claims import page_claims
+from marsbench.rendering.claims_in_words import page_claims
 from marsbench.rendering.figures import Drawing
 from marsbench.rendering.markdown import folded, paragraphs
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, numbers_table, reasons

@@ -17,7 +17,7 @@ from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, speed_
 from marsbench.line import Line
 from marsbench.presets import Preset
 from marsbench.racing.grid import Grid
-from marsbench.rendering.claims import counted
+from marsbench.rendering.claims_in_words import counted
 from marsbench.rendering.markdown import table
 from marsbench.rendering.measured import reasons
 from marsbench.rendering.sections import laid_out

@@ -10,7 +10,7 @@ from marsbench.findings.in_words import p_value, plus_minus, with_interval
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line
 from marsbench.paper import published
-from marsbench.rendering.claims import page_claims
+from marsbench.rendering.claims_in_words import page_claims
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sections import facts_section, laid_out
 from marsbench.rows.kinds import EvaluationRow, Row, TrainingRow

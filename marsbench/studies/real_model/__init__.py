@@ -11,14 +11,14 @@ from marsbench.findings.query import RACED
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import A_A, SweepCells, over_prompts, races_in_words, speed_of, speed_up
 from marsbench.methods import METHODS
-from marsbench.rendering.claims import page_claims
+from marsbench.rendering.claims_in_words import page_claims
 from marsbench.rendering.figures import Labelled, labelled_figure
 from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.statistics.intervals import ratio_of_totals
-from marsbench.studies.real_model import lines as arms
-from marsbench.studies.real_model.lines import CLAIMS, IN_BF16, OUTSIDER, OWN_AR, PLAN
+from marsbench.studies.real_model import lossless_lines as arms
+from marsbench.studies.real_model.lossless_lines import CLAIMS, IN_BF16, OUTSIDER, OWN_AR, PLAN
 from marsbench.studies.study import Study
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from marsbench.findings.cells import BENCHMARKS, PUBLISHED_SCALES, Cells, done_c
 from marsbench.findings.claims import Claim, Finding, Measured, number
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line
-from marsbench.rendering.claims import tested
+from marsbench.rendering.claims_in_words import tested
 from marsbench.rendering.figures import Labelled, labelled_figure, line_on, shared_benchmarks
 from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import laid_out

@@ -9,7 +9,7 @@ from marsbench.findings.claims import TIMES, Claim, Measured
 from marsbench.findings.in_words import bracketed
 from marsbench.findings.seeds import BySeed
 from marsbench.line import TrainedStage
-from marsbench.rendering.claims import page_claims
+from marsbench.rendering.claims_in_words import page_claims
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row, ServingRow

@@ -19,13 +19,13 @@ from marsbench.findings.sweep import (
 )  # fmt: skip
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR, read_grid, shipped_grid
-from marsbench.rendering.claims import page_claims
+from marsbench.rendering.claims_in_words import page_claims
 from marsbench.rendering.figures import by_batch_figure
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.statistics.intervals import Estimate
-from marsbench.studies.speedup import claims
+from marsbench.studies.speedup import speed_claims
 from marsbench.studies.study import Item, Study
 from marsbench.training.stages import STAGES
 
@@ -48,8 +48,9 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "same": same,
         "small": _SMALL if preset(scale).world else "",
         "contenders": _contenders(sweep),
-        **claims.table5(sweep.eager),  # without a cache, and with this one, steps have no fixed shape to be compiled
-        **claims.table6(sweep),
+        # Without a cache, and with this one, steps have no fixed shape to be compiled.
+        **speed_claims.table5(sweep.eager),
+        **speed_claims.table6(sweep),
         "steps": _steps(sweep),
         "fair": f"`ar` under another name over `ar`, which must hold 1: {fair}." if fair else "",
     }
@@ -68,7 +69,7 @@ def _answer(sweep: SweepCells) -> str:
     lines = [["`ar` over `hf-generate`, both eager", *over_library]]
     if any(sweep.by_batch(COMPILED_AR)):
         lines.append(["compiled `ar` over eager `ar`", *map(printed_speed_up, sweep.by_batch(COMPILED_AR))])
-    for best in claims.BESTS.values():
+    for best in speed_claims.BESTS.values():
         rows = [best.find(sweep, size) for size in sweep.batch_sizes]
         if any(rows):
             lines.append([f"{best.shown}, over `ar`", *[printed_ratio(sweep.over_ar_alike(row), "") for row in rows]])
@@ -120,8 +121,8 @@ def _model_of(name: str) -> str | None:
 
 def same_as_sft(sweep: SweepCells) -> tuple[int, int] | None:
     """How many answers of MARS by AR decoding are those of AR SFT, which it goes on from, and of how many."""
-    row = next((row for row in sweep.rows if row.contender == "ar" and claims.AR_SFT in row.same_as), None)
-    return (row.same_as[claims.AR_SFT], row.prompts) if row else None
+    row = next((row for row in sweep.rows if row.contender == "ar" and speed_claims.AR_SFT in row.same_as), None)
+    return (row.same_as[speed_claims.AR_SFT], row.prompts) if row else None
 
 
 def _steps(sweep: SweepCells) -> str:
@@ -169,15 +170,15 @@ STUDY = Study(
     grid=lambda scale, quick: read_grid(shipped_grid(scale.scale), quick=quick),
     sections=laid_out(__package__, slots),
     figures=_draw,
-    claims=tuple(claims.speed_claims()),
+    claims=tuple(speed_claims.speed_claims()),
     holds=(
         Item(
             key="table5", name="Table 5", asks="how fast by the clock is the block-level cache, by batch size?",
-            anchor="#table-5-the-block-level-cache", section=claims.TABLE5_SECTION,
+            anchor="#table-5-the-block-level-cache", section=speed_claims.TABLE5_SECTION,
         ),
         Item(
             key="table6", name="Table 6", asks="does MARS help speculative decoding, as target and as draft?",
-            anchor="#table-6-speculative-decoding", section=claims.TABLE6_SECTION,
+            anchor="#table-6-speculative-decoding", section=speed_claims.TABLE6_SECTION,
         ),
     ),
 )  # fmt: skip
