@@ -22,7 +22,7 @@ from marsbench.racing import step_time
 
 GOLDEN = Path(__file__).parent / "golden"
 
-torch.set_num_threads(1)  # two test processes on two cores, neither spinning in the other's way
+torch.set_num_threads(1)  # several test processes, none spinning in another's way
 quieten_libraries()
 
 step_time._READ_BYTES = 2**24  # how fast memory is, no test asks
@@ -32,9 +32,10 @@ settings.register_profile("repeated", derandomize=True)
 settings.load_profile("repeated")
 
 
-# Modules that would end last. Beside the first, which reproduces a table for others too, stands one that needs nothing.
+# Modules that would end last. Beside the first, which reproduces a table for others too, stand two that need nothing.
 LONGEST = (
-    "test_reproduce", "test_whole_paper", "test_decoding", "test_work", "test_sweep", "test_serving", "test_cluster",
+    "test_reproduce", "test_decoding", "test_serving", "test_cluster", "test_whole_paper", "test_sweep",
+    "test_own_pages", "test_scales", "test_work", "test_training", "test_sandbox", "test_adapt", "test_native",
     "test_gated",
 )  # fmt: skip
 
