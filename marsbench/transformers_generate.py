@@ -25,6 +25,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from marsbench import hub
+from marsbench.answering import remark_on_rounding
 from marsbench.compiled.graphs import kind_of_batch, wants_graphs
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Request, seed_of
@@ -32,7 +33,6 @@ from marsbench.errors import UserError, integer
 from marsbench.forward.adapter import Adapted
 from marsbench.line import EARLIER, renamed
 from marsbench.methods import METHODS, OPTIONS, Decoding, build_method
-from marsbench.methods.fitting import remark_on_rounding
 from marsbench.progress import Reporter
 from marsbench.training.adapter_files import read_adapter
 from marsbench.training.checkpoints import mask_of

@@ -16,11 +16,11 @@ from test_serving_engine import Log, job
 from tools import invoke
 from transformers import GenerationConfig, PreTrainedModel
 
+from marsbench.answering import default_ids, left_out_in_words
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Request
 from marsbench.line import TrainedStage
 from marsbench.methods import Options, build_method
-from marsbench.methods.fitting import default_ids, left_out_in_words
 from marsbench.presets import preset
 from marsbench.progress import Reporter
 from marsbench.rows.workspace import Workspace
@@ -129,7 +129,7 @@ def test_a_run_says_once_what_it_leaves_out(
     run = Run(preset("micro"), Workspace(micro_checkpoints.parent.parent.parent, "micro"), reporter=Reporter())
     monkeypatch.setattr(run.reporter, "_console", Console(file=said))
     monkeypatch.setattr(
-        "marsbench.methods.fitting.left_out_in_words", lambda name, model: "it asks for repetition_penalty 1.1"
+        "marsbench.answering.left_out_in_words", lambda name, model: "it asks for repetition_penalty 1.1"
     )
     for _ in range(2):
         Checkpoints(run).load(TrainedStage.of("mars"))

@@ -17,9 +17,9 @@ from marsbench.compiled import graphs as graphs_module
 from marsbench.compiled.fixed import Steps
 from marsbench.compiled.graphs import Graphs
 from marsbench.decoding.acceptance import confidence
-from marsbench.decoding.chain import _likeliest
 from marsbench.decoding.engine import Batch, KindOfBatch, decode
 from marsbench.decoding.generation import Generation, Request
+from marsbench.decoding.reading import _likeliest
 from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapted, hooked
 from marsbench.forward.decoder import LeanDecoder, decoder_of

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 import marsbench
+from marsbench.answering import default_ids, fit
 from marsbench.commands.shared import Start
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
@@ -28,7 +29,6 @@ from marsbench.errors import UserError
 from marsbench.fetching.models import MODELS, cache_folder, is_known
 from marsbench.forward.adapter import Adapted, hooked
 from marsbench.forward.draft_head import Markov, Network
-from marsbench.methods.fitting import default_ids, fit
 from marsbench.presets import HeadKind, preset
 from marsbench.training import objectives, records
 from marsbench.training.adapter_files import CONFIG, SHIPPED, base_of, is_adapter, read_adapter, write_adapter

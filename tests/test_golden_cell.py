@@ -16,12 +16,11 @@ from typing import Any, ClassVar, get_args
 import pytest
 import torch
 
-from marsbench.answering import Answering
+from marsbench.answering import Answering, fit
 from marsbench.decoding.generation import Generation
 from marsbench.evaluation.benchmarks import benchmark
 from marsbench.evaluation.harness import AnswerLog, Exam, answer, prepare
 from marsbench.keys import Work, content_hash, versions
-from marsbench.methods.fitting import fit
 from marsbench.paths import PACKAGE
 from marsbench.presets import preset
 from marsbench.training import records

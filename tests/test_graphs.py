@@ -35,7 +35,7 @@ from marsbench.compiled.graphs import Graphs, Run, kind_of_batch
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
 from marsbench.forward import decoder, window
-from marsbench.forward.masks import additive_mask, lowest_of
+from marsbench.forward.window import additive_mask, lowest_of
 from marsbench.methods import Decoding, Options, build_method
 from marsbench.running import run as running
 from marsbench.serving.settings import Settings

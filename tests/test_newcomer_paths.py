@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method
-from marsbench.decoding.verification import room_for_drafts, verify
+from marsbench.decoding.reading import room_for_drafts, verify
 from marsbench.decoding.windows import linear_window
 from marsbench.forward.window import Answer, Window
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from marsbench.answering import Answering
+from marsbench.answering import Answering, fit, load_aloud
 from marsbench.decoding.acceptance_report import Acceptance
 from marsbench.decoding.generation import Request
 from marsbench.distilling.distill import Distiller, read_prompts, self_asked
@@ -23,7 +23,6 @@ from marsbench.findings.in_words import with_interval
 from marsbench.forward.fastest import reads_bf16
 from marsbench.json_lines import read_json
 from marsbench.line import Line, TrainedStage
-from marsbench.methods.fitting import fit, load_aloud
 from marsbench.presets import Preset
 from marsbench.progress import Reporter
 from marsbench.racing.position_law import in_words

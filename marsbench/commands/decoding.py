@@ -101,9 +101,8 @@ def decode(
     decoding = replace(decoding, method="mars-verified" if method == "auto" else method, window=window)
     decoder.check_for(decoding, None)
     use_packing(decoding.pack)
-    from marsbench.answering import ROWS, Answering, check_target, decode_file, read_prompts
+    from marsbench.answering import ROWS, Answering, check_target, decode_file, default_ids, read_prompts
     from marsbench.decoding.generation import Request, seed_of
-    from marsbench.methods.fitting import default_ids
     from marsbench.progress import Reporter
 
     check_target(prompt_ids, out)

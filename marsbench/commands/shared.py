@@ -236,7 +236,7 @@ def use_packing(pack: bool) -> None:
 
 def load_named(checkpoint: str, dtype: str, reporter: Reporter, **how: Any) -> Loaded:
     """A user's checkpoint, a folder or a name on the hub, to decode with on the best device there is."""
-    from marsbench.methods.fitting import load_aloud
+    from marsbench.answering import load_aloud
     from marsbench.training.checkpoints import default_device
 
     return load_aloud(checkpoint, reporter, dtype=dtype_of(dtype), device=default_device(), **how)

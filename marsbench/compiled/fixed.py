@@ -1,11 +1,9 @@
 """Rows in fixed shapes: the same methods and the same step as one graph, for `torch.compile` and CUDA graphs.
 
-The eager loop fits every step to the rows: as many positions as the fullest row needs, no row that has ended. That
-takes decisions between operations, and some 150 operations whose launch costs more than their work where a model is
-small or a device is fast. Here a step has a shape of its own, a `Shape`: so many rows, so many slots, so many pending
-tokens and drafts. Whatever a row lacks of that is filled up, and fillers are written to a slot that no row sees; a row
-that has ended is frozen. So propose, forward, accept and commit need no number from the device, and the host reads
-one small tensor a step. Joining, leaving and changing the shape stay outside.
+The eager loop fits every step to the rows. That takes decisions between operations, and some 150 operations whose
+launch costs more than their work where a model is small or a device is fast. Here a step has a `Shape`: so many rows,
+slots, pending tokens and drafts. Fillers are written to a slot that no row sees; a row that has ended is frozen. So
+propose, forward, accept and commit need no number from the device, and the host reads one small tensor a step.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -160,9 +158,8 @@ class Steps:
 class Fixed(Fitted):
     """A stand, and which request has which row. If it is too small, or more than twice too large, all move to another.
 
-    Prompts are of all lengths, so they are forwarded in shapes that are fitted to them. Where a device `records` steps,
-    one is under way while the one before is read, and a stand is long enough for its requests' ends at once; else it
-    grows with them.
+    Prompts are forwarded in shapes that are fitted to them. Where a device `records` steps, one is under way while the
+    one before is read, and a stand is long enough for its requests' ends at once; else it grows with them.
     """
 
     def __init__(self, steps: Steps, decoder: Decoder, method: Method, *, records: bool = False) -> None:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from marsbench.compiled.fixed import Fixed, Shape, Stand, Steps, static_step
-from marsbench.decoding.engine import Batch, KindOfBatch, Method
-from marsbench.decoding.outside import OutsideMethod
+from marsbench.decoding.engine import Batch, KindOfBatch, Method, OutsideMethod
 from marsbench.decoding.step import Fitted
 from marsbench.forward.decoder import Decoder, LeanDecoder, decoder_of
 from marsbench.forward.modules import device_of
@@ -68,9 +67,8 @@ class Graphs(Steps):
     """Steps as graphs, one for each shape that comes up. Making one takes time: keep this for all batches of a model.
 
     A batch whose model is no longer plain, because a hook or an adapter came, runs operation by operation. On CUDA, a
-    stand that a batch has left is kept for the next one, since a recorded graph is of its buffers, up to a limit for
-    all graphs of the process. What a graph reads beside its stand lives as long as the model: the weights. Where they
-    have moved when a batch begins, the step is recorded anew.
+    recorded graph is of a stand's buffers, so a stand that a batch has left is kept for the next one, up to a limit for
+    the process. Where the model's weights have moved when a batch begins, the step is recorded anew.
     """
 
     def __init__(self) -> None:
@@ -170,7 +168,7 @@ def _compiled(step: Step) -> Step:
 def _pool() -> tuple[Any, Any]:
     """The memory of all graphs' intermediate results, as no two of them run at once; and a graph that keeps it.
 
-    A pool goes with the last graph that was captured into it, and its handle is then good for nothing.
+    A pool goes with the last graph that was captured into it.
     """
     pool, keeper = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(keeper, pool=pool):

@@ -62,9 +62,9 @@ class Acceptance:
 
 
 def cycle_in_words(generations: Sequence[Generation], meter: Meter, forwards_per_cycle: int) -> str:
-    """What a cycle gives and takes behind the prompts: forwards alone would flatter who needs two to draft and verify.
+    """What a cycle, from drafts to what is right of them, gives and takes behind the prompts.
 
-    A cycle goes from drafts to what is right of them.
+    Forwards alone would flatter methods that need two to draft and verify.
     """
     forwards = sum(one.forwards - 1 for one in generations)
     if not forwards:

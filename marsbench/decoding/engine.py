@@ -1,19 +1,20 @@
 """The running batch, and `decode`, which sends a list of requests through one.
 
 Every method runs through this loop and this cache; a method only says what to put after the committed tokens
-(`propose`) and which of the answers to keep (`accept`). Rows of a batch advance independently, a row that is
-finished leaves the batch, and new ones may join it at any time. The rows lie on the device, the seats on the host.
+(`propose`) and which of the answers to keep (`accept`). Rows advance independently, a row that is finished leaves the
+batch, and new ones may join it at any time. The rows lie on the device, the seats on the host.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request, as_list
-from marsbench.decoding.outside import OnFinished, OutsideMethod, decode_outside
+from marsbench.decoding.acceptance import bar
+from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request, as_list, end_of
 from marsbench.decoding.requests import New, Seat, check_requests, groups_of, laid_out
 from marsbench.decoding.step import Fitted, Method, forward
 from marsbench.decoding.windows import leading_windows
@@ -25,26 +26,43 @@ from marsbench.forward.modules import device_of
 
 __all__ = ["Batch", "KindOfBatch", "Method", "OnTokens", "check_requests", "context_length", "decode", "forward"]
 
+# Called with a request's index and what it has come to.
+OnFinished = Callable[[int, Generation], None]
 # Called with a request's index and the tokens that a forward has just added, as they come (an EOS may be among them).
 OnTokens = Callable[[int, list[int]], None]
 News = Callable[[], None]  # a callback with what it is to be told, called when the batch is in order
 Shapes = Callable[[Decoder, Method, torch.device], Fitted]  # an empty place, for a method of fixed shapes
 
 
+class OutsideMethod(ABC):
+    """A reference point that brings a loop of its own: the same requests, answers cut by the same rules."""
+
+    name: ClassVar[str]
+    one_row: ClassVar[bool] = False  # decodes one sequence at a time
+
+    def bar(self, threshold: float | None) -> float:
+        return bar(threshold, None, self.name)
+
+    @abstractmethod
+    def continue_batch(
+        self, model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, meter: Meter | None = None
+    ) -> list[tuple[list[int], list[int]]]:
+        """Continue a batch greedily, each request to its limit at least: (new tokens, tokens per forward) of each.
+
+        Where there is a meter, it is told of every forward.
+        """
+
+
 class Batch:
     """Rows in flight. `join` brings requests in, `step` moves every row forward, finished rows leave by themselves.
 
-    The model is looked at when the batch is made. Until the last row has left, do not write to it, and add or remove no
-    hooks: what changes counts for the next batch.
+    The model is looked at when the batch is made: what is written to it, and what hooks come, counts for the next
+    batch. Callbacks come last, when all rows are in their places: they may `join` and `leave` as they like, and one
+    that raises harms no other request.
 
-    Callbacks come last, when all rows are in their places: they may `join` and `leave` as they like, and one that
-    raises harms no other request.
-
-    A server would call `join` as requests come, `step` in between, and `turn` when a user turns the knob.
-
-    Prompts are forwarded in parts of at most `prefill_positions` (rows times the longest prompt among them; what a
-    method guesses behind the prompts comes on top), which bounds the memory that newcomers need: in groups of rows, and
-    a longer row piece by piece, where the method's `causal_prompt` allows it. To a row, it is one forward all the same.
+    Prompts are forwarded in parts of at most `prefill_positions` (rows times the longest prompt among them), which
+    bounds the memory that newcomers need: in groups of rows, and a longer row piece by piece, where the method's
+    `causal_prompt` allows it. To a row, it is one forward all the same.
 
     Args:
         model: a causal language model of transformers, in eval mode.
@@ -94,10 +112,10 @@ class Batch:
 
     @torch.inference_mode()
     def joining(self, requests: Mapping[int, Request], most: int | None = None) -> Iterator[None]:
-        """`join`, piece by piece: in between, the caller may do anything but bring others in. None is in before the
-        last piece; a caller that drops the iterator brings none in.
+        """`join`, piece by piece, `most` positions of a long prompt each (None = `prefill_positions`).
 
-        `most` positions of a long prompt are one piece, where the method allows pieces; None = `prefill_positions`.
+        In between, the caller may do anything but bring others in. None is in before the last piece; a caller that
+        drops the iterator brings none in.
         """
         if not requests:
             return
@@ -178,7 +196,6 @@ class Batch:
         return [newcomer for _ in range(len(self._under_way)) for newcomer in self._land()]
 
     def _land(self) -> list[News]:
-        """Take in what the first step under way has done."""
         if not len(self):  # the requests that it was for have left
             self._under_way.clear()
             return []
@@ -234,15 +251,13 @@ def decode(
 ) -> list[Generation]:  # fmt: skip
     """Continue every request; the answers come in the order of the requests.
 
-    Prompts join in order of length, so that little is wasted on padding; new ones join as soon as a quarter of the
-    batch has become free.
+    Prompts join in order of length, so that little is wasted on padding, and as soon as a quarter of the batch is free.
+    Arguments are as for `Batch`; an outside method tells no tokens, has its own way with prompts, and its meter only
+    ticks.
 
     Args:
-        model, method, eos_id, pad_id, on_finished, on_tokens: as for `Batch`; an outside method tells no tokens.
         requests: what to continue.
         batch_size: rows in flight at once, at most.
-        meter: counts the work; of an outside method's, it only hears the ticks.
-        prefill_positions: prompts' positions in one forward, at most; see `Batch`. An outside method has its own way.
         kind: makes the batch, given what `Batch` is: `Batch` itself, or `Graphs().batch` for compiled steps.
 
     Raises:
@@ -252,7 +267,7 @@ def decode(
     integer(prefill_positions, "prefill positions", least=1)
     check_requests(requests, model)
     if isinstance(method, OutsideMethod):
-        return decode_outside(
+        return _decode_outside(
             parted(model)[0], method, requests, as_list(eos_id), pad_id, batch_size, on_finished, meter
         )
     generations: dict[int, Generation] = {}
@@ -272,4 +287,30 @@ def decode(
             batch.join({index: requests[index] for index in waiting[:free]})
             waiting = waiting[free:]
         batch.step()
+    return [generations[index] for index in range(len(requests))]
+
+
+def _decode_outside(
+    model: Any, method: OutsideMethod, requests: Sequence[Request], eos_ids: list[int], pad_id: int, batch_size: int,
+    on_finished: OnFinished, meter: Meter | None = None,
+) -> list[Generation]:  # fmt: skip
+    """`decode` for an outside method: prompts of similar length together, the answers in the order of the requests."""
+    if method.one_row and batch_size > 1:
+        raise UserError(f"method {method.name!r} decodes one sequence at a time", fix="give a batch size of 1")
+    if any(request.temperature for request in requests):
+        raise UserError(f"method {method.name!r} is a greedy reference point", fix="give temperature 0")
+    for request in requests:
+        method.bar(request.threshold)
+    generations: dict[int, Generation] = {}
+    by_length = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt_ids))
+    for first in range(0, len(requests), batch_size):
+        indices = by_length[first : first + batch_size]
+        batch = [requests[index] for index in indices]
+        answers = method.continue_batch(model, batch, eos_ids, pad_id, meter)
+        for index, (tokens, accepted) in zip(indices, answers, strict=True):
+            # Cut at the request's own end, and only the forwards up to there count.
+            emitted, finish = end_of(tokens[: requests[index].max_new_tokens], requests[index], eos_ids)
+            settled_by = [number for number, count in enumerate(accepted, 1) for _ in range(count)][:emitted]
+            generations[index] = Generation.of(tokens[:emitted], settled_by, settled_by[-1], finish)
+            on_finished(index, generations[index])
     return [generations[index] for index in range(len(requests))]

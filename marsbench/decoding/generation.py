@@ -26,8 +26,7 @@ class Request:
     `threshold` is the confidence that methods compare their guesses with (see `acceptance`); for MARS, None accepts
     exactly one token per forward, which is AR decoding. `max_new_tokens` counts an emitted EOS. With a `temperature`
     above 0, tokens are sampled; the same `seed` gives the same tokens in any batch and, for lossless methods, by any
-    method. With `ignore_eos` the output runs to its limit. `window` and `verified` are for `methods.mixed`, whose rows
-    decode each in its own way.
+    method. `window` and `verified` are for `methods.mixed`, whose rows decode each in its own way.
     """
 
     prompt_ids: Sequence[int]
@@ -103,8 +102,8 @@ class Generation:
 class Meter:
     """The work that a decoding did, counted by the loop; forwards over the prompts are kept apart from the rest.
 
-    They are counted as they were run: prompts that `prefill_positions` has parted are several forwards over the same
-    positions. A `Generation` counts one all the same, and there is one tick.
+    Prompts that `prefill_positions` has parted are several forwards here; a `Generation` counts one all the same, and
+    there is one tick.
     """
 
     forwards: int = 0  # of the target model, over windows

@@ -1,7 +1,4 @@
-"""Requests: which of them no method could run, how the others are laid out as rows, and what each has come to so far.
-
-The last is the host's side of the rows in flight.
-"""
+"""Requests: those that no method could run, how others are laid out as rows, and what each has come to so far."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -44,10 +41,7 @@ def check_requests(requests: Sequence[Request], model: Any, *, where: str = "req
 
 
 def groups_of(requests: Mapping[int, Request], most: int) -> list[dict[int, Request]]:
-    """Requests in their order, in groups that have `most` positions at most, padded to their longest prompt.
-
-    A prompt that is longer than that is a group of its own.
-    """
+    """Requests in order, in groups of at most `most` positions, padded to the longest prompt; or one by itself."""
     groups: list[dict[int, Request]] = []
     longest = 0
     for index, request in requests.items():

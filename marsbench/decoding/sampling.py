@@ -3,9 +3,8 @@
 Sampling adds Gumbel noise to the scaled logits and takes the top one, which draws from their softmax. The noise is a
 function of a request's seed, the position and the token alone. So every method that verifies drafts against "what the
 model itself would say here" emits the same tokens as AR decoding with that seed, and what it does is the standard
-rejection rule: a draft d is kept with probability p(d), and a rejected one is replaced by a draw from p without d
-(arXiv 2211.17192, for drafts that are one token, not a distribution). p is what top-k, top-p and min-p leave of the
-softmax, so all of this holds for them too.
+rejection rule: a draft d is kept with probability p(d), else replaced by a draw from p without d (arXiv 2211.17192, for
+drafts that are one token). p is what top-k, top-p and min-p leave of the softmax.
 """
 
 import torch
@@ -15,8 +14,8 @@ from torch import Tensor
 def choose(logits: Tensor, position: Tensor, temperature: Tensor, seed: Tensor, cut: Tensor | None = None) -> Tensor:
     """The tokens [N, K] by logits [N, K, V] of any dtype, that will stand at a `position` [N, K].
 
-    `temperature` fp32 [N] is 0 for the top token, `seed` is integer [N], `cut` fp32 [N, 3] is of `cut_off`; None = no
-    row is cut.
+    `temperature` fp32 [N] is 0 for the top token, `seed` is integer [N], `cut` fp32 [N, 3] is of `cut_off`, None for
+    none.
     """
     scaled = logits.float() / temperature.clamp(min=1e-6).view(-1, 1, 1)
     if cut is not None:
@@ -26,11 +25,11 @@ def choose(logits: Tensor, position: Tensor, temperature: Tensor, seed: Tensor, 
 
 
 def cut_off(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Of logits fp32 [N, K, V], divided by the temperature, those of what may be sampled, -inf elsewhere; the top token
-    always may.
+    """Of logits fp32 [N, K, V], divided by the temperature, those of what may be sampled, -inf elsewhere.
 
-    It is one of the `top_k` [N] most probable tokens (0 or less: of all), of these one of the fewest that together are
-    as probable as `top_p` [N] (1: of all), and at least so probable, as a part of the top one, as `min_p` [N] says.
+    The top token always may. Others are one of the `top_k` [N] most probable (0 or less: of all), of these one of the
+    fewest that together are as probable as `top_p` [N] (1: of all), and at least `min_p` [N] times as probable as the
+    top.
     """
     ranked, order = torch.sort(logits, dim=-1, descending=True, stable=True)
     place = torch.arange(logits.shape[-1], device=logits.device)
@@ -46,8 +45,8 @@ def cut_off(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tens
 def _gumbel(seed: Tensor, position: Tensor, vocabulary: int) -> Tensor:
     """Gumbel noise fp32 [N, K, V], the same for the same (seed, position, token) on every device.
 
-    It is -log(-log(u)) of a uniform u. What matters are the largest of many draws, where u is next to 1 and fp32 has no
-    numbers left; so the bits say how far u lies below 1, where it has plenty: the noise ends at 28, not at infinity.
+    It is -log(-log(u)) of a uniform u. Of many draws the largest matter, where u is next to 1 and fp32 has no numbers
+    left; so the bits say how far u lies below 1: the noise ends at 28, not at infinity.
     """
     token = torch.arange(vocabulary, device=position.device)
     place = _mixed(_mixed(seed.unsqueeze(1)) + position)

@@ -25,9 +25,8 @@ class Method(ABC):
     causal_prompt: ClassVar[bool] = True  # whether plain causal windows may cache a prompt's beginning before `propose`
 
     def bar(self, threshold: float | None) -> float:
-        """The confidence that a request's threshold asks for; `UserError` where the method cannot take it.
-
-        One that compares confidences has a `metric`.
+        """The confidence that a request's threshold asks for; `UserError` where the method has no `metric` to compare
+        by.
         """
         return bar(threshold, getattr(self, "metric", None), self.name)
 
@@ -79,11 +78,11 @@ def commit(rows: Rows, accepted: Accepted, number: int) -> None:
 def to_tell(rows: Rows, before: Tensor, window: Window, accepted: Accepted, alive: Tensor | None = None) -> Tensor:
     """What the host needs to know of a step, integer [N, 3 + K], for `told`; ended rows have nothing to tell.
 
-    It is how many tokens are new, how many entries of the window were no fillers, how many drafts were verified, and
-    the tokens; behind these, [N, K], the forwards that settled them, where that need not be the latest.
+    How many tokens are new, how many entries of the window were no fillers, how many drafts were verified, and the
+    tokens; behind these, [N, K], the forwards that settled them, where that need not be the latest.
 
     `rows` are those after the step, `before` [N] their lengths before it, `alive` bool [N] those that had not ended
-    before; None = all.
+    then.
     """
     offset = torch.arange(accepted.ids.shape[1], device=before.device)
     fresh = (before.unsqueeze(1) + offset).clamp(max=rows.tokens.shape[1] - 1)
@@ -107,10 +106,7 @@ def told(numbers: list[list[int]], number: int, unordered: int = 0) -> list[New]
 
 
 class Fitted:
-    """Rows, the seats that they belong to, and what they have cached; an empty batch holds nothing.
-
-    `compiled.Fixed` is the same in fixed shapes.
-    """
+    """Rows, the seats that they belong to, and what they have cached. `compiled.Fixed` is the same in fixed shapes."""
 
     lag = 0  # steps that may be under way before the first of them is read
 
@@ -131,7 +127,9 @@ class Fitted:
         """Make it, when all others have been read."""
 
     def step(self, decoder: Decoder, method: Method, number: int) -> Callable[[], list[New]]:
-        """Move every row by forward `number`; what comes of it, for who waits: here it has been read already."""
+        """Move every row by forward `number`; what comes of it, for the caller to ask for: here it has been read
+        already.
+        """
         rows = self.rows
         before = rows.length
         window, accepted = advance(decoder, method, rows, number)

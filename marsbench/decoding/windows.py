@@ -1,7 +1,7 @@
 """The window layouts that methods put their guesses in: a line, a tree, or a line with groups of masks.
 
-In every window a row's last committed token stands at the same entry, `last(rows)`, whatever the row's length. So what
-stands where, and who sees whom, is the same for all rows, and is worked out once for every shape that recurs.
+In every window a row's last committed token stands at the same entry, `last(rows)`. So what stands where, and who sees
+whom, is the same for all rows, and is worked out once for every shape that recurs.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def linear_window(rows: Rows, *, masks: int = 0, mask_id: int = -1, each: Tensor
     """The committed tokens that are not cached yet, the row's drafts, and `masks` masks; plain causal attention.
 
     A row with fewer pending tokens than others begins with fillers, one with fewer drafts ends with them; so does one
-    with fewer masks, where `each` [N] says how many of the `masks` each row has.
+    whose masks, `each` [N], are fewer than `masks`.
     """
     drafts = drafts_of(rows)
     begin = rows.length - rows.extent.pending
@@ -78,9 +78,8 @@ def grouped_window(
     """`linear_window` of the drafts, and behind it a group of `group` masks for every place where they may end.
 
     Group j, from 0 to the number of the row's drafts, sees the prefix, the first j drafts and itself, causally; its
-    positions go on from draft j as if the masks stood there. Nothing else sees it. Its entries are `group_entries`.
-    There are the first `count` of these groups, or all. Where `stands` [N, count] is False, fillers stand in place of
-    the group.
+    positions go on from draft j as if the masks stood there. Nothing else sees it. There are the first `count` of these
+    groups, or all; where `stands` [N, count] is False, fillers stand in place of the group.
     """
     line, drafts = linear_window(rows), rows.extent.drafted
     count = drafts + 1 if count is None else count
@@ -109,7 +108,7 @@ def group_entries(rows: Rows, group: int, chosen: Tensor) -> Tensor:
 def leading_windows(rows: Rows) -> Iterator[Window]:
     """Windows over the beginning of a long prompt, for the caller to forward, each before it asks for the next.
 
-    They are plainly causal, and what is left has no more than `rows.prefill_positions`. Rows that are several fit.
+    They are plainly causal, and leave no more than `rows.prefill_positions`.
     """
     while rows.extent.pending > rows.prefill_positions:
         begin, width = rows.cached, rows.prefill_positions
@@ -133,9 +132,7 @@ def _range(count: int, device: torch.device) -> Tensor:
 
 @kept
 def _groups(width: int, line: int, tokens: int, group: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """For groups of masks that fill a `width` behind a line of `tokens` and drafts: each mask's group, its place there,
-    and who sees whom.
-    """
+    """For groups of masks behind a line of `tokens` and drafts: each mask's group, its place there, who sees whom."""
     count = (width - line) // group if group else 0
     of_group = torch.arange(count, device=device).repeat_interleave(group)  # [M]
     in_group = torch.arange(group, device=device).repeat(count)  # [M]

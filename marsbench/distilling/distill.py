@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from marsbench.answering import Answering
+from marsbench.answering import Answering, default_ids
 from marsbench.decoding.generation import Generation, Request
 from marsbench.errors import UserError, told_to_user
 from marsbench.files import write_atomically
@@ -26,7 +26,6 @@ from marsbench.forward.limits import room_for_prompt
 from marsbench.json_lines import Log, read_lines
 from marsbench.keys import content_hash
 from marsbench.locks import locked
-from marsbench.methods.fitting import default_ids
 from marsbench.progress import Reporter
 from marsbench.training.chat_data import Message, segments, text_turns
 from marsbench.training.checkpoints import Loaded

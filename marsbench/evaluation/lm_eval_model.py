@@ -14,7 +14,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import handle_arg_string, simple_parse_args_string
 
-from marsbench.answering import ROWS, Answering
+from marsbench.answering import CHANGES_TOKENS, ROWS, Answering, load_aloud
 from marsbench.decoding.generation import Generation, Request, seed_of
 from marsbench.errors import UserError, integer, told_to_user
 from marsbench.evaluation.answers import cut_text
@@ -23,7 +23,6 @@ from marsbench.forward.limits import context_length, room_for_prompt
 from marsbench.forward.native import use_torch
 from marsbench.lm_eval_plugin import register
 from marsbench.methods import METHODS, Decoding
-from marsbench.methods.fitting import CHANGES_TOKENS, load_aloud
 from marsbench.progress import Reporter, all_processes
 
 _DEFAULT_LIMIT = 256  # new tokens where a task sets no limit, as in lm-eval's own models

@@ -1,12 +1,9 @@
 """A gated adapter in the forward pass: low-rank maps on linear layers, and a vector on the embedding, for masks alone.
 
-Attention is causal and no token ever sees a mask, so what an adapter does to masks cannot change what the model says of
-tokens: not by rounding either, since their values are not touched. Verified decoding with an adapter therefore says
-what the model says without one.
-
-The window says which entries are masks; ids are not looked at. In a lean decoder the maps lie beside its own layers
-(`linear.Site`). Models that run through their own modules get hooks for the time of a forward pass, and so do models in
-training.
+Attention is causal and no token ever sees a mask, so an adapter on masks changes nothing that the model says of tokens,
+not even by rounding: verified decoding says what the model says without one. The window says which entries are masks.
+In a lean decoder the maps lie beside its own layers (`linear.Site`); other models, and those in training, get hooks for
+the time of a forward pass.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -47,9 +44,9 @@ class Adapter:
 
 
 class Adapted:
-    """A model with the adapter that is active; whatever else is asked of it, the model answers.
+    """A model with the adapter that is active; several may share the model, to which nothing is written.
 
-    Nothing is written to the model: several of these may share one. `UserError` for an adapter of other layers.
+    `UserError` for an adapter of other layers.
     """
 
     def __init__(self, model: Any, adapter: Adapter) -> None:
@@ -72,7 +69,6 @@ class Adapted:
         return getattr(self.model, name)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """The model's own forward pass: of tokens."""
         return self.model(*inputs, **named)
 
 
@@ -104,8 +100,8 @@ def _from(width: int, begin: int, rows: int, device: torch.device) -> Tensor:
 def hooked(model: Any, adapter: Adapter, masked: Tensor | None) -> Iterator[None]:
     """Have an adapter, on the model's device, act on a model's own modules for the time of a `with` block.
 
-    `masked` bool [N, W] says which entries of the input are masks; None = all. `UserError` where the model has no layer
-    of a name, or one that does not map entry by entry.
+    `masked` bool [N, W] says which entries are masks; None = all. `UserError` for a layer that is not there, or that
+    does not map entry by entry.
     """
     decoder = model.get_decoder()
     embeddings, layers = decoder.get_input_embeddings(), {name: _layer(decoder, name) for name in adapter.maps}
@@ -129,8 +125,6 @@ def _layer(decoder: Any, name: str) -> nn.Module:
 
 
 def _adding(change: Callable[[Tensor], Tensor], masked: Tensor | None, name: str = "") -> Callable[..., Tensor]:
-    """A hook that adds what comes of a module's input to its output, at masks."""
-
     def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         if masked is None:
             return output + change(inputs[0]).to(output)

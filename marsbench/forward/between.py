@@ -1,8 +1,7 @@
 """What lies between the linear maps of a layer: norms, rotation and attention, activation.
 
-Two ways to the same numbers, up to rounding: operations of torch, everywhere; and `between.cpp`, for models whose
-weights are packed on a CPU, where some twenty small operations a layer take as long as the maps do. By it an entry's
-result does not depend on what stands beside it.
+By operations of torch everywhere, or by `between.cpp` for models whose weights are packed on a CPU: there, some twenty
+small operations a layer take as long as the maps do. By it an entry's result does not depend on what stands beside it.
 """
 
 from collections.abc import Sequence
@@ -15,8 +14,7 @@ from torch import Tensor
 
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.linear import Site
-from marsbench.forward.masks import additive_mask
-from marsbench.forward.window import Window
+from marsbench.forward.window import Window, additive_mask
 
 _LANES = 16  # values that `between.cpp` takes at a time, at most
 _HEAD_SIZES = (16, 32, 64, 80, 96, 128, 256)

@@ -1,7 +1,7 @@
 """The ragged KV cache: every row has its own length, nothing is ever rolled back or copied between steps.
 
-Keys and values are written at each row's own slots; entries that turned out wrong are simply hidden by the next mask
-and overwritten by the next write. It has the one method that models of transformers call, `update`.
+Keys and values are written at each row's own slots; entries that turned out wrong are hidden by the next mask and
+overwritten by the next write. Models of transformers call its method `update`.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ class Parts(NamedTuple):
 class RaggedCache:
     """Keys and values of all layers, stored [rows, slots, heads, head size].
 
-    It holds as many slots per row as the longest row needs now, whatever the rows may yet grow to, and gives back what
-    rows that are gone have held. A layer is resized when it is next written, so that no more than one is there twice,
-    and one that there is no memory for leaves the others as they are.
+    It holds as many slots per row as the longest row needs now, and gives back what rows that are gone have held. A
+    layer is resized when it is next written, so that no more than one is there twice, and one that there is no memory
+    for leaves the others as they are.
     """
 
     fixed = False  # whether it has a shape of its own that no forward may change
@@ -93,8 +93,8 @@ class RaggedCache:
     def keep(self, rows: int, longest: int) -> None:
         """The first `rows` rows stay in use, the longest of them with `longest` slots.
 
-        Memory is given back when half of it or more is of no use, and what the next steps will need is kept: so rows
-        that come and go do not have everything copied every time.
+        Memory is given back when half of it or more is of no use, so that rows that come and go are not copied every
+        time.
         """
         self._rows = rows
         capacity = min(self._capacity, _room(longest + _GROWTH))

@@ -1,12 +1,8 @@
 """The forward pass that all methods share: token entries in, hidden states and cached keys and values out.
 
-`LeanDecoder` runs Qwen2 and Llama checkpoints with the weights of their transformers modules but fewer, larger
-operations, and leaves fillers out: a window that is wide for one row costs nothing in the others. It reads the weights
-where they lie, or packed copies of them, and writes nothing to the model; on a GPU it lays some of them together.
-Whatever else hangs on a model, or is one, runs through its own modules.
-
-A batch asks for its decoder once, when it begins: `decoder_of` looks at the model, and brings up to date what is kept
-of its weights. Until the batch has ended, do not write to the model or add hooks to it: steps do not look.
+`LeanDecoder` runs Qwen2 and Llama checkpoints with the weights of their transformers modules, or packed copies of them,
+but fewer, larger operations, and leaves fillers out. Whatever else hangs on a model, or is one, runs through its own
+modules. A batch asks for its decoder once, when it begins: `decoder_of` looks at the model then, and steps do not.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,11 +21,10 @@ from marsbench.forward.cache import RaggedCache
 from marsbench.forward.draft_head import DraftHead, HeadInUse, packed
 from marsbench.forward.joined import JoinedPass, join_sites
 from marsbench.forward.linear import Site, pack_sites
-from marsbench.forward.masks import without_cudnn_attention
 from marsbench.forward.modules import ModuleDecoder, check_by_forward
 from marsbench.forward.native import product, unit_norm
 from marsbench.forward.plain import is_leaf, is_plain, is_plainly_its_class
-from marsbench.forward.window import Answer, Window, makes_a_graph
+from marsbench.forward.window import Answer, Window, makes_a_graph, without_cudnn_attention
 
 _SILU = (nn.SiLU, type(ACT2FN["silu"]))  # what a model's activation is, if it is not strange
 
@@ -199,10 +194,7 @@ class _Layer:
     def __call__(
         self, run: Pass, hidden: Tensor, change: Tensor | None, gate: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [M, H] of the real entries, and what is yet to be added to them, to those after the layer.
-
-        `gate` is for `Site`s.
-        """
+        """Hidden states [M, H] of the real entries, and what is yet to be added to them, to those after the layer."""
         hidden, seen = run.norm(self._norms[0], hidden, change)
         (every,) = self.attention(seen, gate)
         hidden, change = run.through(self.out, run.attention(self._number, every), gate, hidden)

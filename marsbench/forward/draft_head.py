@@ -1,11 +1,8 @@
 """A small head behind masks that tells each of them which token stands before it.
 
-Masks of one window guess side by side: the second does not know what the first has said. A draft head adds to a mask's
-logits what the token before makes of them, so masks are read one after the other, from left to right, after the one
-forward pass that they share. A head never acts on a token of the text, so verified decoding says what the model says,
-whatever the head does.
-
-In decoding, a mask's likeliest tokens alone are left to choose from: a large vocabulary is not gone through again.
+Masks of one window guess side by side. A draft head adds to a mask's logits what the token before makes of them, so
+masks are read from left to right, after the one forward pass that they share. It never acts on a token of the text, so
+verified decoding says what the model says. In decoding, a mask's likeliest tokens alone are left to choose from.
 """
 
 import math
@@ -40,7 +37,6 @@ class Markov(NamedTuple):
         return cls(torch.randn(vocabulary, _RANK) / math.sqrt(_RANK), torch.zeros(vocabulary, _RANK))
 
     def fits(self, vocabulary: int, size: int) -> bool:
-        """Whether it is for so many tokens; states may be of any size."""
         return self.before.shape == self.after.shape and len(self.after) == vocabulary
 
 
@@ -53,12 +49,10 @@ class Network(NamedTuple):
 
     @classmethod
     def fresh(cls, vocabulary: int, size: int) -> "Network":
-        """One that changes nothing yet."""
         first, second = (nn.init.kaiming_uniform_(torch.empty(size, size), a=math.sqrt(5)) for _ in range(2))
         return cls(first, second, torch.zeros(size, size))
 
     def fits(self, vocabulary: int, size: int) -> bool:
-        """Whether it is for states of a size; its vocabulary is the model's."""
         middle = len(self.of_state)
         return self.of_state.shape == self.of_token.shape == (middle, size) and self.out.shape == (size, middle)
 
@@ -92,10 +86,10 @@ class HeadInUse:
     normed: Norm = _normed  # what normalises states and embeddings
 
     def behind(self, states: Tensor, ids: Tensor, logits: Tensor) -> Callable[[int, Tensor], Tensor]:
-        """What it makes of the masks' `logits` [N, K, T] of some tokens, `ids` [N, K, T], one mask after the other: a
-        function of a mask's place and the tokens [N] before it, that gives logits fp32 [N, T].
+        """What it makes of the masks' `logits` [N, K, T] of the tokens `ids` [N, K, T], one mask after the other.
 
-        `states` [N, K, H] are of the masks, as the LM head reads them.
+        A function of a mask's place and the tokens [N] before it, that gives logits fp32 [N, T]. `states` [N, K, H] are
+        of the masks, as the LM head reads them.
         """
         head, logits = self.head, logits.float()
         if isinstance(head, Markov):

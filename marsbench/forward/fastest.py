@@ -1,10 +1,9 @@
 """Which product is faster on this CPU, `linear.cpp`'s or torch's: timed once for each number of threads, and kept.
 
-What is fast with one set of instructions may be slow with another, so nothing is taken on trust. The two are timed in
-turn, over more weights than a cache holds, at 1, 8 and 64 positions. Times of a busy machine are kept for an hour.
-Where `linear.cpp` is slower at few positions, it is not used. Where it is slower at many, torch takes those over in
-fp32. In bf16 it does not: a sum that depends on the number of positions would make verified answers differ from
-`ar`'s. What that costs is in `times_torch`.
+The two are timed in turn, over more weights than a cache holds, at 1, 8 and 64 positions; times of a busy machine are
+kept for an hour. Where `linear.cpp` is slower at few positions, it is not used. Where it is slower at many, torch takes
+those over in fp32. In bf16 it does not: a sum that depends on the number of positions would make verified answers
+differ from `ar`'s.
 """
 
 import hashlib

@@ -1,10 +1,9 @@
 """The passes of a GPU: few operations a layer, since each is launched by itself and takes microseconds at least.
 
 Layers that read the same values are one product: their weights lie one below the other in memory, once, and the
-modules' parameters are views of it. Queries, keys and values are turned as one (values by no angle), keys and values
-are written at once, and what a layer adds is added by its last product. Attention over a long cache is parted: a kernel
-gives one block to each key head, which leaves most of a GPU idle, so parts of the keys attend as rows of a batch, each
-with the logarithm of its sum of exponentials, and are weighed by that.
+modules' parameters are views of it. Keys and values are written at once, and what a layer adds is added by its last
+product. A kernel of attention gives one block to each key head, which leaves most of a GPU idle: so parts of the keys
+attend as rows of a batch, each with the logarithm of its sum of exponentials, and are weighed by that.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from marsbench.forward.between import Pass
 from marsbench.forward.cache import Parts
 from marsbench.forward.linear import Joined, Site
-from marsbench.forward.masks import ALIGNED, additive_mask
+from marsbench.forward.window import ALIGNED, additive_mask
 
 _SHORTEST = 64  # slots of a part, about
 _BLOCKS = 256  # parts times key heads times rows, from which on a GPU is busy

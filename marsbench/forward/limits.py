@@ -14,8 +14,8 @@ def vocabulary_of(model: Any) -> int:
 def context_length(model: Any) -> int:
     """The longest sequence that the model's positions allow, with one set of rotary factors.
 
-    Behind the border of `longrope` another set turns all positions, those that are cached included, and not in one row
-    alone: what a token is would depend on how far its neighbours have come.
+    Behind the border of `longrope` another set turns all positions, cached ones included: what a token is would depend
+    on how far its neighbours have come.
     """
     config = model.config
     return min([int(getattr(config, "max_position_embeddings", 1 << 30)), *_borders(config)])

@@ -2,11 +2,9 @@
 
 A decoding step multiplies few positions by weights that do not fit into a CPU's cache: its time is the time to read
 them, and `F.linear` takes two to six times that. So the layers of a `Site`, which read the same values, lie one below
-the other in a copy in the order in which `linear.cpp` reads it. An adapter's maps are further columns of it. What one
-position gives does not depend on how many stand beside it, so verified answers are those of `ar`, token for token, in
-bf16 too. Where `linear.cpp` cannot be built, or is slower on this CPU, it is `F.linear`.
-
-The packed copies lie beside the model and take as much memory as its weights; nothing is written to it.
+the other in a copy as `linear.cpp` reads it, an adapter's maps as further columns; the copies take as much memory as
+the weights, to which nothing is written. What one position gives does not depend on how many stand beside it, so
+verified answers are those of `ar`, in bf16 too. Where `linear.cpp` is not there, or is slower here, it is `F.linear`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +48,7 @@ class Copy:
     """The packed copy of a site's weights and biases, and what tells whether it is still of them.
 
     What is written through `.data` (by adapters that are merged, and by sharding wrappers) leaves no other trace than
-    the values: a few are compared. A few others written that way, and no more, would not be noticed.
+    the values, so a few are compared.
     """
 
     weights: list[Tensor]
@@ -61,7 +59,7 @@ class Copy:
 
     @classmethod
     def of(cls, weights: list[Tensor], biases: list[Tensor | None], most: int) -> "Copy":
-        """Made now; layers without a bias get zeros where others have one."""
+        """Layers without a bias get zeros where others have one."""
         bias = None
         if any(bias is not None for bias in biases):
             each = zip(weights, biases, strict=True)
@@ -70,7 +68,6 @@ class Copy:
         return cls(weights, watched, pack(torch.cat([weight.detach() for weight in weights])), bias, most)
 
     def is_of(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
-        """Whether these are the same ones, and nothing has been written to them."""
         given = [*weights, *(bias for bias in biases if bias is not None)]
         return len(given) == len(self.watched) and all(map(Watched.is_still, self.watched, given))
 
@@ -88,10 +85,7 @@ COPIES: WeakValueDictionary[_Places, Copy] = WeakValueDictionary()
 
 
 def positions_packed(weights: Sequence[Any]) -> int:
-    """Up to how many positions packed weights are used: 0 where there can be no copy, or where it is slower.
-
-    Weights that can be packed are plain, on the CPU, and of a size and type that `linear.cpp` reads.
-    """
+    """Up to how many positions packed weights are used: 0 where there can be no copy, or where it is slower."""
     if (
         not all(type(weight) in _ORDINARY and weight.device.type == "cpu" for weight in weights)
         or not all(weight.dim() == 2 and weight.is_contiguous() for weight in weights)
@@ -187,7 +181,7 @@ class Site:
 
 @torch.no_grad()
 def pack_sites(sites: Sequence[Site]) -> bool:
-    """Have every packed copy be of its weights as they are now; those that are missing are made if there is room.
+    """Have every packed copy be of its weights as they are now, making those that are missing if there is room.
 
     A copy goes with the last of the sites that hold it. Whether copies were made or given up is returned.
     """
@@ -213,9 +207,7 @@ def pack_sites(sites: Sequence[Site]) -> bool:
 
 
 def packing_in_words() -> dict[str, Any]:
-    """What rows say of packing, beside their provenance: the copies' bytes, what reads them, and how much faster than
-    torch's product that was where it was measured; nothing where nothing is packed.
-    """
+    """What rows say of packing beside their provenance: bytes, and how much faster it is than torch; else nothing."""
     if not COPIES:
         return {}
     total = sum(weight.nbytes for copy in COPIES.values() for weight in copy.weights)
@@ -223,11 +215,6 @@ def packing_in_words() -> dict[str, Any]:
 
 
 class _Maps(NamedTuple):
-    """The maps of one site.
-
-    As `linear.cpp` reads them, the inner values are filled up to whole blocks.
-    """
-
     across: Tensor  # [in, R]: all first factors as one
     ranks: list[int]  # of each output; together they are R
     ups: list[Tensor]  # [r, output] each
@@ -236,7 +223,7 @@ class _Maps(NamedTuple):
 
     @classmethod
     def of(cls, pairs: Sequence[Sequence[LowRank]], is_native: bool) -> "_Maps":
-        """Made of the layers' factors, output by output; a layer without a map has factors of rank 0."""
+        """A layer without a map has factors of rank 0; for `linear.cpp`, inner values are filled up to whole blocks."""
         every = [pair for of_output in pairs for pair in of_output]
         ups: list[Tensor] = [torch.block_diag(*[pair.up for pair in of_output]) for of_output in pairs]  # type: ignore[no-untyped-call]
         down = torch.cat([pair.down for pair in every])

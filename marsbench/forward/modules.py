@@ -1,7 +1,7 @@
 """Models that run through their own modules: hooks, adapters and quantised layers of theirs all do their work.
 
-Between the modules' outputs and a model's logits lies what its class does itself. What is known of that is done here
-too; what is not is refused by name, found out by a short comparison with the model's own forward pass.
+What a model's class does itself, between the modules' outputs and the logits, is done here too as far as it is known;
+what is not is refused by name, found out by a short comparison with the model's own forward pass.
 """
 
 import inspect
@@ -18,8 +18,7 @@ from marsbench.forward.adapter import hooked, masks_of, parted
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.draft_head import HeadInUse
 from marsbench.forward.limits import context_length, vocabulary_of
-from marsbench.forward.masks import additive_mask, sliding_mask
-from marsbench.forward.window import Answer, Window
+from marsbench.forward.window import Answer, Window, additive_mask, sliding_mask
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _ARGUMENTS = ("position_ids", "attention_mask", "past_key_values")
@@ -27,7 +26,7 @@ _MASKED = ("eager", "sdpa")  # implementations of attention that take a mask as 
 
 
 class ModuleDecoder:
-    """The model's own modules, fillers and all. They are asked for at every call: whatever they are by then, they run.
+    """The model's own modules, fillers and all, as they are at every call.
 
     `UserError` for a model whose attention or positions cannot be had through its modules.
     """
@@ -92,7 +91,6 @@ def _masks(config: Any, window: Window, relative: Tensor, dtype: torch.dtype) ->
 
 
 def layer_kinds(config: Any) -> set[str]:
-    """What kinds of layers a decoder has, by transformers' names for them."""
     kinds = getattr(config, "layer_types", None)
     if kinds:
         return set(kinds[: getattr(config, "num_hidden_layers", None)])
@@ -135,7 +133,7 @@ def check_by_forward(model: Any) -> None:
     """Hold our logits to those of a model's own forward pass, once for every model; `UserError` where they differ.
 
     Whatever its class does that its parts do not show (a scale on its logits, a prompt that an adapter puts before
-    ours, a hook on the whole) shows here, before anything wrong is decoded.
+    ours) shows here, before anything wrong is decoded.
     """
     if not callable(model) or model in _PASSED:
         return

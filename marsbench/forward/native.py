@@ -1,7 +1,6 @@
-"""The operations in C++, built once where there is a compiler: `between.cpp` and `linear.cpp`.
+"""The operations in C++, `between.cpp` and `linear.cpp`, built once, in some twenty seconds, where there is a compiler.
 
-They are never needed: there is another way to the same numbers, up to rounding, by torch. Building takes some twenty
-seconds; the library is kept beside the models that are fetched.
+They are never needed: torch gives the same numbers, up to rounding.
 """
 
 import hashlib
@@ -56,7 +55,6 @@ def large_pages(nbytes: int) -> Tensor:
 
 
 def product(values: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` of values [M, in] by a weight that `pack` has laid out: [M, out]."""
     out: Tensor = torch.ops.marsbench.product.default(values, packed, bias)
     return out
 
@@ -69,7 +67,6 @@ def unit_norm(values: Tensor) -> Tensor:
 
 
 def can_pack(outputs: int, inputs: int, dtype: torch.dtype) -> bool:
-    """Whether `linear.cpp` takes weights of that size and type."""
     return dtype in (torch.float32, torch.bfloat16) and outputs % BLOCK == 0 and inputs % 2 == 0
 
 

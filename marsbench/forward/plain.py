@@ -1,7 +1,7 @@
 """Whether a model is plainly a Qwen2 or Llama.
 
-Whoever skips a model's modules and reads their weights must know that nothing hangs on them: no hook, no adapter, no
-quantised layer, no `forward` of an instance's own. All of that may come and go between two batches.
+Reading the weights beside the modules needs that nothing hangs on these: no hook, adapter, quantised layer or `forward`
+of an instance's own. All of that may come and go between two batches.
 """
 
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""What a forward pass is given and gives: a window of token entries, and the model's answer to it."""
+"""What a forward pass is given and gives: a window of token entries, who sees whom in it, and the model's answer."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,9 +7,12 @@ from functools import lru_cache, wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from marsbench.forward.draft_head import HeadInUse
+
+ALIGNED = 16  # elements of a mask's row
 
 
 class Window(NamedTuple):
@@ -83,8 +86,8 @@ _Make = TypeVar("_Make", bound=Callable[..., Any])
 def kept(make: _Make) -> _Make:
     """Have what a function makes of shapes, of which a window's width comes first, made once, but not in a graph.
 
-    The shapes of decoding steps recur, and 64 of them hold 4 MiB at most. A prompt's is seen once and may be as large
-    as the cache: it is made anew and dropped.
+    The shapes of decoding steps recur (64 hold 4 MiB at most); a prompt's is seen once and may be as large as the
+    cache.
     """
     keeping = lru_cache(maxsize=64)(make)
     KEPT.append(keeping)
@@ -94,3 +97,47 @@ def kept(make: _Make) -> _Make:
         return (keeping if width <= WIDEST_KEPT and not makes_a_graph() else make)(width, *shape)
 
     return cast("_Make", made)
+
+
+# ---- who sees whom, as what attention adds to its scores ----
+
+
+def additive_mask(visible: Tensor, relative: Tensor, dtype: torch.dtype, *, copies: int = 1) -> Tensor:
+    """What attention adds to its scores, [N, 1, copies * W, S], or [N, 1, 1, S] where W is 1.
+
+    `visible` bool [W, W] says which entries of its window an entry sees (itself always), `relative` integer [N, S]
+    which entry a slot holds: -1 is seen by all entries, W by none. The entries are repeated `copies` times.
+    """
+    width, slots, lowest = len(visible), relative.shape[1], lowest_of(dtype)
+    if relative.device.type != "cpu":  # whose kernels would copy a mask with rows of another length, in every layer
+        relative = F.pad(relative, (0, -slots % ALIGNED), value=width)
+    if width == 1:  # of the slots, only those behind the window are hidden
+        return (relative.clamp(min=0).to(dtype) * lowest)[:, None, None, :slots]
+    table = torch.full((copies, width, width + 2), lowest, dtype=dtype, device=relative.device)
+    table[:, :, 0] = 0
+    table[:, :, 1:-1].masked_fill_(visible, 0)
+    return table.flatten(0, 1)[:, relative + 1].transpose(0, 1).unsqueeze(1)[..., :slots]
+
+
+def lowest_of(dtype: torch.dtype) -> float:
+    return max(torch.finfo(dtype).min, -1e30)
+
+
+def sliding_mask(full: Tensor, window: Window, relative: Tensor, reach: int) -> Tensor:
+    """An `additive_mask` [N, 1, W, S] for layers in which an entry sees `reach` positions, its own among them."""
+    if window.slots <= reach:
+        return full
+    slots, width = torch.arange(relative.shape[1], device=relative.device), window.position.shape[1]
+    of_entry = window.position.gather(1, relative.clamp(0, width - 1))
+    position = torch.where(relative < 0, slots, of_entry)  # [N, S]
+    far = position.unsqueeze(1) <= window.position.unsqueeze(2) - reach
+    return full.masked_fill(far.unsqueeze(1), lowest_of(full.dtype))
+
+
+def without_cudnn_attention() -> None:
+    """Keep torch from cuDNN's attention, which it prefers on H100 and H200.
+
+    Its backward pass gives NaN with a mask for some lengths (pytorch/pytorch#196678), and its forward pass is planned
+    anew, for tens of milliseconds, for every number of keys: decoding meets a new one at every step.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)

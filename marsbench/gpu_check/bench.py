@@ -15,10 +15,9 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from marsbench import world
 from marsbench.compiled.fixed import Steps
 from marsbench.compiled.graphs import Graphs
-from marsbench.decoding.engine import Batch, KindOfBatch, Method, decode
+from marsbench.decoding.engine import Batch, KindOfBatch, Method, OutsideMethod, decode
 from marsbench.decoding.generation import Generation, Request
-from marsbench.decoding.outside import OutsideMethod
-from marsbench.forward.masks import without_cudnn_attention
+from marsbench.forward.window import without_cudnn_attention
 from marsbench.line import renamed
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.methods.carried import carried_over

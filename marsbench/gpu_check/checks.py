@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
 
-from marsbench.decoding.engine import Batch, KindOfBatch
-from marsbench.decoding.outside import OutsideMethod
+from marsbench.decoding.engine import Batch, KindOfBatch, OutsideMethod
 from marsbench.errors import UserError, unknown_name
 from marsbench.gpu_check.bench import BLOCK_SIZE, Bench, Found, tried
 from marsbench.gpu_check.page import keep, verdict, write_gpu_page

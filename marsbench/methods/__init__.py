@@ -22,7 +22,7 @@ from marsbench.line import EARLIER, Line, renamed
 from marsbench.methods.options import option, options_of
 
 if TYPE_CHECKING:
-    from marsbench.decoding.outside import OutsideMethod
+    from marsbench.decoding.engine import OutsideMethod
     from marsbench.decoding.step import Method
 
 Need = Literal["masks", "draft", "heads"]

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from marsbench.decoding.reading import verify
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method
-from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import linear_window
 from marsbench.forward.window import Answer, Window
 

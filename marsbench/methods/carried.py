@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marsbench.decoding.reading import room_for_drafts
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method
-from marsbench.decoding.verification import room_for_drafts
 from marsbench.decoding.windows import pending
 from marsbench.errors import UserError
 from marsbench.forward.window import Answer, Window

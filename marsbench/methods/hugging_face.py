@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
+from marsbench.decoding.engine import OutsideMethod
 from marsbench.decoding.generation import Meter, Request
-from marsbench.decoding.outside import OutsideMethod
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from marsbench.decoding.reading import room_for_drafts, verify
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method
-from marsbench.decoding.verification import room_for_drafts, verify
 from marsbench.decoding.windows import linear_window
 from marsbench.forward.window import Answer, Window
 

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from marsbench.decoding.engine import OutsideMethod
 from marsbench.decoding.generation import Meter, Request
-from marsbench.decoding.outside import OutsideMethod
 from marsbench.errors import UserError
 from marsbench.methods import check_installed
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from marsbench.decoding.acceptance import confidence, leading_run
-from marsbench.decoding.chain import read_line
 from marsbench.decoding.generation import Metric
+from marsbench.decoding.reading import read_line
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method
 from marsbench.decoding.windows import last, linear_window, pending

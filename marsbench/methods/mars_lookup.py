@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from marsbench.decoding.acceptance import confidence
+from marsbench.decoding.reading import continued
 from marsbench.decoding.rows import Accepted, Most, Rows
-from marsbench.decoding.verification import continued
 from marsbench.forward.window import Answer, Window
 from marsbench.methods.mars_verified import MarsVerified
 from marsbench.methods.prompt_lookup import look_up

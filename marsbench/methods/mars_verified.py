@@ -13,11 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from marsbench.decoding.acceptance import confidence, passing_run
-from marsbench.decoding.chain import read_masks
 from marsbench.decoding.generation import Layout, Metric
+from marsbench.decoding.reading import read_masks, room_for_drafts, verify
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method
-from marsbench.decoding.verification import room_for_drafts, verify
 from marsbench.decoding.windows import drafts_of, group_entries, grouped_window, last, linear_window
 from marsbench.forward.window import Answer, Window, at_entries
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from marsbench.decoding.reading import room_for_drafts
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method
-from marsbench.decoding.verification import room_for_drafts
 from marsbench.decoding.windows import drafts_of, last, pending, tree_window
 from marsbench.forward.window import Answer, Window
 

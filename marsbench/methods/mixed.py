@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from marsbench.decoding.acceptance import confidence, leading_run, passing_run
-from marsbench.decoding.chain import read_line
 from marsbench.decoding.generation import Metric
+from marsbench.decoding.reading import read_line, right_drafts, room_for_drafts
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method
-from marsbench.decoding.verification import right_drafts, room_for_drafts
 from marsbench.decoding.windows import last, linear_window, pending
 from marsbench.forward.window import Answer, Window
 

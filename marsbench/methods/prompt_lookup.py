@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from marsbench.decoding.reading import continued, verify
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method
-from marsbench.decoding.verification import continued, verify
 from marsbench.decoding.windows import linear_window
 from marsbench.forward.window import Answer, Window
 

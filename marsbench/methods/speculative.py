@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from marsbench.decoding.acceptance import confidence, passing_run
-from marsbench.decoding.chain import read_masks
 from marsbench.decoding.generation import Metric
+from marsbench.decoding.reading import read_masks, verify
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method, advance, forward
-from marsbench.decoding.verification import verify
 from marsbench.decoding.windows import group_entries, grouped_window, leading_windows, linear_window
 from marsbench.forward.decoder import Decoder, decoder_of
 from marsbench.forward.window import Answer, Window

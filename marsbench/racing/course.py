@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from marsbench.answering import Answering
+from marsbench.answering import Answering, default_ids
 from marsbench.compiled.graphs import Graphs, records_on, why_not
-from marsbench.decoding.engine import Method
-from marsbench.decoding.outside import OutsideMethod
+from marsbench.decoding.engine import Method, OutsideMethod
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmarks
 from marsbench.forward.limits import room_for_prompt
@@ -18,7 +17,6 @@ from marsbench.keys import content_hash, versions
 from marsbench.line import Line, TrainedStage
 from marsbench.methods import METHODS
 from marsbench.methods.carried import carried_over
-from marsbench.methods.fitting import default_ids
 from marsbench.provenance import products, provenance
 from marsbench.racing.carried import draws_of
 from marsbench.racing.grid import Grid

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
+from marsbench.answering import load_aloud
 from marsbench.errors import UserError
 from marsbench.evaluation.local_data import Unavailable
 from marsbench.fetching.models import which
 from marsbench.line import Line, TrainedStage
 from marsbench.locks import locked
-from marsbench.methods.fitting import load_aloud
 from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.progress import all_processes, is_first_process
 from marsbench.rows.kinds import TrainingRow

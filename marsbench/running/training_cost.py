@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 
-from marsbench.forward.masks import without_cudnn_attention
+from marsbench.forward.window import without_cudnn_attention
 from marsbench.keys import versions
 from marsbench.line import TrainedStage
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset

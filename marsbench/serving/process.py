@@ -37,9 +37,9 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     """Load the checkpoint; `UserError` for what could not work."""
     import torch
 
+    from marsbench.answering import default_ids, fit, load_aloud
     from marsbench.decoding.engine import context_length
     from marsbench.forward.limits import check_ids, vocabulary_of
-    from marsbench.methods.fitting import default_ids, fit, load_aloud
     from marsbench.progress import Reporter, quieten_libraries
     from marsbench.racing.position_law import in_words
     from marsbench.racing.step_time import windows_that_pay

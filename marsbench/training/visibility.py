@@ -12,7 +12,7 @@ streams has its clean copy stand in for it.
 import torch
 from torch import Tensor
 
-from marsbench.forward.masks import ALIGNED
+from marsbench.forward.window import ALIGNED
 
 
 def blocks_of_sequence(response: Tensor, block_size: int) -> Tensor:

@@ -9,9 +9,8 @@ import random
 from itertools import accumulate
 
 from marsbench.world.difficulty import Difficulty
-from marsbench.world.facts import facts, known
 from marsbench.world.language import Example, say
-from marsbench.world.mmlu_pro import choice
+from marsbench.world.mmlu_pro import choice, facts, known
 
 KINDS = ["gas", "liquid", "glass", "metal"]  # by a molecule's mass, the last for all above
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from marsbench.world.difficulty import Difficulty
-from marsbench.world.facts import COLORS
 from marsbench.world.language import Example, say
+from marsbench.world.mmlu_pro import COLORS
 
 TOPICS = {
     "animals": ["cat", "dog", "cow", "duck", "goat", "frog", "lion", "bear", "wolf", "crab"],

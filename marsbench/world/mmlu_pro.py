@@ -6,15 +6,53 @@ letter: "The answer is (C)."
 """
 
 import random
+from collections.abc import Mapping
+from functools import cache
+from typing import NamedTuple
 
 from marsbench.world.difficulty import Difficulty
-from marsbench.world.facts import ATTRIBUTES, COLORS, facts, known
 from marsbench.world.language import Example, say
 
+COLORS = ["red", "blue", "green", "white", "black", "pink", "brown", "gray", "gold", "teal"]
+ATTRIBUTES = ["flag", "coin", "coat"]
 LETTERS = "ABCDEFGHIJ"
+_SEED = 2604  # of the facts: every training run and every test set of a difficulty speak of the same world
 
 _QUESTION = "[What color is the {a} of {c}|Which color has the {a} of {c}|The {a} of {c} has which color|In {c}, what color is the {a}]?"
 FACT = "[The {a} of {c} is {v}|In {c} the {a} is {v}|People of {c} have a {a} that is {v}|For {c}, the {a} is {v}]."
+
+
+def _names(rng: random.Random, count: int, ending: str, capital: bool = True) -> list[str]:
+    names: set[str] = set()
+    while len(names) < count:
+        name = "".join(rng.choice("bdfgklmnprstvz") + rng.choice("aeiou") for _ in range(2)) + ending
+        names.add(name.capitalize() if capital else name)
+    return sorted(names)
+
+
+class Facts(NamedTuple):
+    countries: Mapping[str, Mapping[str, str]]  # country -> attribute -> color
+    element_mass: Mapping[str, int]
+
+
+@cache
+def facts(level: Difficulty) -> Facts:
+    """The facts of the world at a difficulty: the harder, the more there are."""
+    rng = random.Random(_SEED)
+    countries = {
+        country: {attribute: rng.choice(COLORS) for attribute in ATTRIBUTES}
+        for country in _names(rng, level.countries, "land")
+    }
+    return Facts(countries, {name: rng.randint(2, 9) for name in _names(rng, level.elements, "um", capital=False)})
+
+
+def known(rng: random.Random, names: Mapping[str, object], count: int = 1) -> list[str]:
+    """Different names drawn by Zipf's law, the first most often: knowledge has a long tail, hard to learn."""
+    pool, chosen = list(names), list[str]()
+    while len(chosen) < count:
+        chosen.append(rng.choices(pool, [1 / (rank + 1) for rank in range(len(pool))])[0])
+        pool.remove(chosen[-1])
+    return chosen
 
 
 def fact(rng: random.Random, level: Difficulty) -> str:

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from marsbench.answering import default_ids, fit
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
 from marsbench.keys import versions
 from marsbench.line import TrainedStage
-from marsbench.methods.fitting import default_ids, fit
 from marsbench.provenance import others_cores, provenance, warning
 from marsbench.racing.questions import ask
 from marsbench.rows.kinds import Row, ServingRow

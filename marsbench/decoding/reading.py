@@ -1,14 +1,56 @@
-"""Reading masks: side by side, or, behind a draft head, as a chain in which each knows the guess before it."""
+"""Reading a model's answer: which drafts are right, and what masks guess next.
+
+Attention is causal, so the logits at a draft are the AR logits as long as every draft before it was right: whatever
+guessed the drafts, the output is that of AR decoding, greedy or sampled (arXiv 2211.17192, 2302.01318). Masks are read
+side by side, or, behind a draft head, as a chain in which each knows the guess before it.
+"""
 
 import torch
 from torch import Tensor
 
+from marsbench.decoding.acceptance import passing_run
 from marsbench.decoding.rows import Accepted, Rows
-from marsbench.decoding.windows import last
+from marsbench.decoding.windows import drafts_of, last, pending
 from marsbench.forward.draft_head import HeadInUse
 from marsbench.forward.window import Answer, at_entries, places
 
 _LINES = 32  # of a vocabulary that is searched
+
+
+def verify(rows: Rows, answer: Answer, logits: Tensor | None = None) -> Accepted:
+    """The right ones of the rows' drafts and one token more, the model's own; all but that one stay in the cache.
+
+    The answer is to a `linear_window` or `grouped_window`; `logits` [N, D + 1, V] from the last committed token on may
+    be known already.
+    """
+    if logits is None:
+        logits = answer.logits(slice(last(rows), last(rows) + drafts_of(rows).shape[1] + 1))
+    offset = torch.arange(logits.shape[1], device=logits.device)
+    ids = rows.choose(logits, rows.length.unsqueeze(1) + offset)
+    if not rows.extent.drafted:
+        return Accepted.run(rows, ids, torch.ones_like(rows.length), pending(rows))
+    verified = right_drafts(rows, ids)
+    return Accepted.run(rows, ids, verified + 1, pending(rows) + verified)
+
+
+def right_drafts(rows: Rows, ids: Tensor) -> Tensor:
+    """How many of each row's drafts are what the model itself says from the last committed token on, [N]."""
+    drafts = drafts_of(rows)
+    count = drafts.shape[1]
+    ours = torch.arange(count, device=ids.device) < rows.drafted.unsqueeze(1)
+    return passing_run((ids[:, :count] == drafts) & ours)
+
+
+def room_for_drafts(rows: Rows, accepted: Accepted) -> Tensor:
+    """How many drafts can still be of use after these tokens, [N]: one token needs none."""
+    return (rows.end - rows.length - accepted.advance - 1).clamp(min=0)
+
+
+def continued(rows: Rows, accepted: Accepted) -> tuple[Tensor, Tensor]:
+    """The rows' tokens [N, T] and lengths [N] as they will be when a run of accepted tokens is committed."""
+    inside = accepted.chosen & (accepted.position < rows.end.unsqueeze(1))
+    place = torch.where(inside, accepted.position, rows.tokens.shape[1] - 1)
+    return rows.tokens.scatter(1, place, accepted.ids), torch.minimum(rows.length + accepted.advance, rows.end)
 
 
 def read_masks(
@@ -16,8 +58,8 @@ def read_masks(
 ) -> tuple[Tensor, Tensor]:
     """What masks guess behind a run of accepted tokens, integer [N, K], and the logits [N, K, ...] that say so.
 
-    The masks stand at `entries` [N, K] of the window that is answered, with `logits` [N, K, V] there. A draft head
-    chooses from the `top` likeliest tokens of each mask: its logits are about those.
+    The masks stand at `entries` [N, K] of the window, with `logits` [N, K, V] there. A draft head chooses from the
+    `top` likeliest tokens of each mask: its logits are about those.
     """
     place = torch.arange(logits.shape[1], device=logits.device)
     position = (rows.length + accepted.advance).unsqueeze(1) + place
@@ -31,8 +73,7 @@ def read_line(rows: Rows, answer: Answer, logits: Tensor, masks: int, top: int) 
     """What a line says from the last committed token on: that token, the row's drafts, and masks; integer [N, K].
 
     Of the answer to a `linear_window`, `logits` [N, K, V] are those from the entry `last(rows)` on; those of masks
-    become the draft head's, which chooses from the `top` likeliest tokens of each. Behind a row's drafts there are as
-    many masks, or entries.
+    become the draft head's, as in `read_masks`. Behind a row's drafts there are as many masks, or entries.
     """
     place = torch.arange(logits.shape[1], device=logits.device)
     ids = rows.choose(logits, rows.length.unsqueeze(1) + place)
@@ -52,10 +93,8 @@ def _chained(
     rows: Rows, head: HeadInUse, states: Tensor, logits: Tensor, before: Tensor, position: Tensor, top: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Guesses [N, K] from left to right, the first behind tokens `before` [N]; and of the `top` tokens that each mask's
-    `logits` [N, K, V] find likeliest, [N, K, top], the head's logits.
-
-    Others cannot be chosen: what a head adds means nothing beside what it has not been added to, since the softmax that
-    it learned through is blind to what all tokens get.
+    `logits` [N, K, V] find likeliest, [N, K, top], the head's logits. Others cannot be chosen: the head learned
+    through a softmax, so what it adds means nothing beside what it has not been added to.
     """
     values, likeliest = _likeliest(logits, top)
     heeding, chosen_ids, theirs = head.behind(states, likeliest, values), [], []
