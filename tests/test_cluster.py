@@ -1,4 +1,4 @@
-"""The cluster: three Ray nodes on this machine do what processes here do, and lose nothing when nodes die."""
+"""The cluster: two Ray nodes on this machine do what processes here do, and lose nothing when nodes die."""
 
 import os
 import re
@@ -33,7 +33,7 @@ MEMORY = 80 * 2**20  # bytes of a node's object store
 
 @pytest.fixture(scope="module")
 def simulated() -> Iterator[Simulated]:
-    """A cluster of three nodes with two cores each, all on this machine."""
+    """A cluster of a node with two cores and one with one, both on this machine."""
     known = [str(PACKAGE.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, known)))
@@ -41,16 +41,14 @@ def simulated() -> Iterator[Simulated]:
         patch.setenv("RAY_health_check_period_ms", "500")
         head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": MEMORY}
         found = Simulated(initialize_head=True, head_node_args=head)
-        for _ in range(2):
-            found.add_node(num_cpus=2, object_store_memory=MEMORY, wait=False)
-        found.wait_for_nodes(120)
+        found.add_node(num_cpus=1, object_store_memory=MEMORY)
         yield found
         ray.shutdown()
         found.shutdown()
 
 
 @pytest.fixture
-def three(simulated: Simulated, tmp_path: Path) -> Cluster:
+def two(simulated: Simulated, tmp_path: Path) -> Cluster:
     return Cluster(simulated.address, tmp_path / "logs")
 
 
@@ -61,14 +59,14 @@ def ends(executor: Cluster, tasks: Sequence[Task]) -> dict[str, Ended]:
 
 
 # ---- tasks ----------------------------------------------------------------------------------------------------------
-def test_tasks_are_shared_out_races_run_alone_and_failures_are_heard(three: Cluster, tmp_path: Path) -> None:
+def test_tasks_are_shared_out_races_run_alone_and_failures_are_heard(two: Cluster, tmp_path: Path) -> None:
     """Guards against one node that does it all, anything beside a race on its node, and a process lost for ever."""
     (tmp_path / "dies").mkdir()
     tasks = [do(f"task{number}", stay, tmp_path) for number in range(6)]
     tasks += [do(f"race{number}", stay, tmp_path, alone=True) for number in range(2)]
     tasks += [do("bad", fail, tmp_path, title="the bad one")]
     tasks += [do("dies", count_and_die, tmp_path / "dies", title="this one"), do("told", nothing, tmp_path, "dies")]
-    found = ends(three, tasks)
+    found = ends(two, tasks)
     assert found["race0"].value == found["race1"].value == []
     nodes = {found[f"task{number}"].node for number in range(6)}
     assert len(nodes) > 1 and all(nodes)
@@ -110,9 +108,9 @@ def test_what_a_lost_node_did_is_done_elsewhere(simulated: Simulated, tmp_path: 
             simulated.remove_node(node)  # gracefully: the next test must not count its GPU
 
 
-def test_who_stops_listening_ends_what_runs(three: Cluster, tmp_path: Path) -> None:
+def test_who_stops_listening_ends_what_runs(two: Cluster, tmp_path: Path) -> None:
     """Guards against a cluster that works on after Ctrl-C."""
-    running = three.run([do("quick", nothing, tmp_path), do("long", sleep_long, tmp_path)])
+    running = two.run([do("quick", nothing, tmp_path), do("long", sleep_long, tmp_path)])
     assert next(running).name == "quick"
     process = int(wait_for(tmp_path / "started"))
     running.close()
@@ -124,7 +122,7 @@ def test_who_stops_listening_ends_what_runs(three: Cluster, tmp_path: Path) -> N
 
 # ---- nodes ----------------------------------------------------------------------------------------------------------
 def test_a_node_that_does_not_see_the_folder_is_named(
-    three: Cluster, simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two: Cluster, simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against checkpoints that are trained again on every node, hours later."""
 
@@ -132,7 +130,7 @@ def test_a_node_that_does_not_see_the_folder_is_named(
         return path
 
     monkeypatch.setattr(cluster, "write_atomically", elsewhere)
-    with pytest.raises(UserError, match=r"(?s)3 of 3 nodes .*it does not see the folder.*--output folder that all"):
+    with pytest.raises(UserError, match=r"(?s)2 of 2 nodes .*it does not see the folder.*--output folder that all"):
         Cluster(simulated.address, tmp_path / "logs")
     monkeypatch.undo()
     monkeypatch.setattr(cluster, "_what_runs", lambda file: ["it has Python 2.7"])
@@ -141,11 +139,11 @@ def test_a_node_that_does_not_see_the_folder_is_named(
 
 
 # ---- pages ----------------------------------------------------------------------------------------------------------
-def test_a_page_made_by_a_cluster_is_the_page(three: Cluster, tmp_path: Path, micro_checkpoints: Path) -> None:
+def test_a_page_made_by_a_cluster_is_the_page(two: Cluster, tmp_path: Path, micro_checkpoints: Path) -> None:
     """Guards against rows that depend on where they were made, lack their node, or are written by a node."""
     asked = {"benchmarks": ("mini_gsm8k",), "limit": 2}
     made = []
-    for executor in (Here(tmp_path / "logs"), three):
+    for executor in (Here(tmp_path / "logs"), two):
         run = run_in(tmp_path / type(executor).__name__, micro_checkpoints, **asked)
         rows = carry_out([study_of("table9")], run, executor)["table9"]
         assert isinstance(rows, list)

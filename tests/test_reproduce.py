@@ -1,7 +1,6 @@
 """The main job at micro scale: end to end, killed at several moments, and the errors on the way."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from made_up import answered, lines_of, measured, plan_of, publish, stored
-from tools import ON_TWO_PROCESSES, forked, invoke
+from tools import forked, in_company, invoke
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marsbench import world
@@ -94,7 +93,7 @@ def test_killed_at_any_moment_it_resumes_to_the_same_rows(reproduced: Path, tmp_
         if not trained.name.startswith("block_diffusion-"):
             shutil.copytree(trained, runs / "checkpoints" / trained.name)
     for moment, reached in MOMENTS.items():
-        process = forked(*MICRO, tmp_path)
+        process = forked(*MICRO, tmp_path, "--jobs", 1)
         while process.is_alive() and not reached(runs):
             time.sleep(0.002)
         assert process.is_alive(), f"it finished before it could be killed {moment}"
@@ -234,6 +233,10 @@ def test_real_benchmarks_run_end_to_end(on_real: Path) -> None:
 
 def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
     """Guards against a plug-in that lm-eval does not find, and against processes that answer twice or not at all."""
+    finding = (
+        "import lm_eval, torch; from lm_eval.api.registry import model_registry; assert 'marsbench' in model_registry"
+    )
+    subprocess.run([sys.executable, "-c", finding], check=True)
     import lm_eval.tasks
 
     stock = Path(lm_eval.tasks.__file__).parent / "gsm8k" / "gsm8k-cot.yaml"
@@ -243,14 +246,11 @@ def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
     (tmp_path / "gsm8k.yaml").write_text(yaml.safe_dump(task))
     checkpoint = next((reproduced / "runs" / "micro" / "checkpoints").glob("mars-b4-*"))
     how = f"pretrained={checkpoint},method=mars,threshold=0.5,block_size=4"
-    words = [
-        "-m", "lm_eval", "--model", "marsbench", "--model_args", how, "--gen_kwargs", "max_gen_toks=24",
-        "--include_path", str(tmp_path), "--tasks", "gsm8k_here", "--limit", "3", "--apply_chat_template",
-        "--output_path", str(tmp_path / "out"),
-    ]  # fmt: skip
-    program, environment = [sys.executable, *ON_TWO_PROCESSES, *words], os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(program, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
+    in_company(
+        tmp_path / "log", 2, "lm_eval", "--model", "marsbench", "--model_args", how, "--gen_kwargs", "max_gen_toks=24",
+        "--include_path", tmp_path, "--tasks", "gsm8k_here", "--limit", "3", "--apply_chat_template",
+        "--output_path", tmp_path / "out",
+    )  # fmt: skip
     (written,) = (tmp_path / "out").rglob("results_*.json")
     alone = lm_eval.simple_evaluate(
         MarsbenchLM.create_from_arg_string(how),

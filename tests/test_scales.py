@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from made_up import measured, plan_of
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from tools import forked, invoke
+from tools import in_company, invoke
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner
 
@@ -395,16 +395,7 @@ STEPS = 10
 def losses(output: Path, processes: int) -> dict[str, list[float]]:
     """Stage -> loss curve at scale micro on so many processes; the last stage draws weights at random."""
     command = ["train", "mars_no_sft_released", "--scale", "micro", "--max-steps", str(STEPS), "--output", str(output)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1], "WORLD_SIZE": processes}
-    several = [  # as `accelerate launch` starts them
-        forked(*command, log=output.with_suffix(f".{rank}"), RANK=rank, LOCAL_RANK=rank, **place)
-        for rank in range(processes)
-    ]
-    ends = [(process.join(), process.exitcode)[1] for process in several]
-    said = [output.with_suffix(f".{rank}").read_text() for rank in range(processes)]
-    assert not any(ends), said
+    said = in_company(output, processes, *command)
     assert f"{output}/runs/micro/checkpoints" in said[0] and said[1:] == [""] * (processes - 1), "one speaks for all"
     found = [records.finished(folder) for folder in output.glob("runs/micro/checkpoints/*")]
     trained = [record for record in found if record]

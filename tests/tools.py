@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,11 +27,6 @@ FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     ["marsbench.overview.reproduction", "marsbench.studies.speedup", "marsbench.training.trainer"]
 )
-# `--multi_gpu` is accelerate's name for several processes on one machine; its `--cpu` starts a single one.
-ON_TWO_PROCESSES = (
-    "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
-    "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0",
-)  # fmt: skip
 SMALLEST: dict[str, Any] = {
     "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1,
@@ -49,15 +46,36 @@ def _type(words: list[str], log: str, environment: dict[str, str]) -> None:
     with open(log, "ab", buffering=0) as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
-    app(words)
+    if words[0] != "lm_eval":
+        app(words)
+    else:
+        from lm_eval.__main__ import cli_evaluate
+
+        import marsbench.evaluation.lm_eval_model  # noqa: F401  torch came before lm_eval here
+
+        sys.argv = words
+        cli_evaluate()
 
 
 def forked(*words: object, log: Path | str = os.devnull, **environment: object) -> Any:
-    """A command in a process of its own, which has begun; what it says goes into a file."""
+    """A command, ours or lm_eval's, in a process of its own, which has begun; what it says goes into a file."""
     given = {name: str(value) for name, value in environment.items()}
     process = FORKED.Process(target=_type, args=([*map(str, words)], str(log), given))
     process.start()
     return process
+
+
+def in_company(log: Path, processes: int, *words: object) -> list[str]:
+    """What the processes of a command say that `accelerate launch` would start so."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1], "WORLD_SIZE": processes}
+    logs = [log.with_suffix(f".{rank}") for rank in range(processes)]
+    started = [forked(*words, log=file, RANK=rank, LOCAL_RANK=rank, **place) for rank, file in enumerate(logs)]
+    ends = [(process.join(), process.exitcode)[1] for process in started]
+    said = [file.read_text() for file in logs]
+    assert not any(ends), said
+    return said
 
 
 def qwen2(seed: int | None = 0, **sizes: Any) -> Qwen2ForCausalLM:

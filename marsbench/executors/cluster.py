@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,13 +110,12 @@ class Cluster(Executor):
 
 def _perform(task: Task, made: Sequence[Any], logs: Path, cwd: Path) -> Ended:
     """Carry out a task on a node, with the cores that it holds; relative paths are meant from `cwd`, the driver's."""
-    import torch
-
     context = ray.get_runtime_context()
     os.environ[NODE] = f"{socket.gethostname()}-{context.get_node_id()[:8]}"
     cores = int(context.get_assigned_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
-    os.environ["OMP_NUM_THREADS"] = str(cores)  # for processes that it starts
-    torch.set_num_threads(cores)
+    os.environ["OMP_NUM_THREADS"] = str(cores)  # for torch, once it is imported, and for processes that it starts
+    if torch := sys.modules.get("torch"):  # by another task
+        torch.set_num_threads(cores)
     if cwd.is_dir():
         os.chdir(cwd)
     return perform(task, made, logs, os.environ[NODE])

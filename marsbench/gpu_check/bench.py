@@ -130,7 +130,7 @@ class Bench:
     def requests(self) -> list[list[int]]:
         tokenizer = self.trained(torch.device("cpu")).tokenizer
         names = list(world.GENERATORS)
-        drawn = [world.test_set(names[at % len(names)], at + 1)[at] for at in range(self.prompts)]
+        drawn = [world.test_set(names[at % len(names)], self.prompts)[at] for at in range(self.prompts)]
         texts = [chat_prompt(tokenizer, chat.prompt) for chat in drawn]
         return [list(ids) for ids in tokenizer(texts, add_special_tokens=False).input_ids]
 

@@ -36,7 +36,7 @@ _SAID = re.compile(r"answer is \(?(-?\w+)\)?\.")  # how answers of the world clo
 
 def questions(scale: Preset) -> list[Example]:
     """What is asked, in its order: one question, and in the world one of every benchmark; each once."""
-    asked = test_set("mini_gsm8k", 1)
+    asked = [*test_set("mini_gsm8k", 1)]
     if scale.world:
         level = difficulty(scale.world.difficulty)
         asked += [test_set(f"mini_{modelled_on(name)}", 1, level=level)[0] for name in scale.benchmarks]

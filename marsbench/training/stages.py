@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -236,6 +237,7 @@ _LATER = [("difficulty", "usual"), ("instruct_base", False), ("rank", None), ("h
 _LATER += [("strength", 1.0)]
 _LATER += [("cycle", None), ("sequences", None)]  # in their budgets
 _WEIGHTS = "model.safetensors"
+_version = cache(metadata.version)  # reads a file
 
 
 def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0) -> Recipe:
@@ -260,8 +262,8 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         model=sizes, vocabulary_size=world.vocabulary_size if world else None, pretrained=pretrained,
         chat_data_hash=_file_hash(Path(pretrained.chat_data)) if pretrained else None,
         parent=recipe(scale, parents[-1], seed=seed).key if parents else ready and _file_hash(Path(ready) / _WEIGHTS),
-        versions=versions("training", *(() if pretrained else ("world",))), torch=metadata.version("torch"),
-        transformers=metadata.version("transformers"), difficulty=world.difficulty if world else "usual",
+        versions=versions("training", *(() if pretrained else ("world",))), torch=_version("torch"),
+        transformers=_version("transformers"), difficulty=world.difficulty if world else "usual",
         instruct_base=world is not None and world.instruct_base and chosen.plain_text and not chosen.text_only,
         rank=scale.adapter.rank * chosen.ranks if gated else None, strength=chosen.strength,
         head=scale.adapter.head if gated and chosen.head == "none" else chosen.head,

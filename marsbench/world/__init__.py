@@ -7,6 +7,7 @@ a hash of a problem's content, not of its wording, says to which split it belong
 
 import random
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Literal
 
 from marsbench.world import bbh, gpqa, gsm8k, humaneval, ifeval, mmlu_pro
@@ -48,14 +49,15 @@ def draw(benchmark: str, split: Split, seed: int, level: Difficulty = USUAL) -> 
             yield example
 
 
-def test_set(benchmark: str, size: int, level: Difficulty = USUAL) -> list[Example]:
+@cache
+def test_set(benchmark: str, size: int, level: Difficulty = USUAL) -> tuple[Example, ...]:
     """The first `size` different test questions of a benchmark."""
     chosen: dict[str, Example] = {}
     for example in draw(benchmark, "test", 0, level):
         chosen.setdefault(example.prompt, example)
         if len(chosen) == size:
             break
-    return list(chosen.values())
+    return tuple(chosen.values())
 
 
 def conversations(seed: int, level: Difficulty = USUAL) -> Iterator[Example]:
