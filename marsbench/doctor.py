@@ -1,8 +1,4 @@
-"""Looks the machine over before a long run: what is there, what is missing, and how to mend it.
-
-Nothing heavy is imported at the top, and a missing package is a finding: a broken environment is where `marsbench
-doctor` is needed most.
-"""
+"""Looks the machine over before a long run. A missing package is a finding: nothing heavy is imported at the top."""
 
 import os
 import shutil
@@ -14,17 +10,13 @@ from pathlib import Path
 from typing import Literal
 
 from packaging.requirements import Requirement
-from rich.markup import escape
-from rich.table import Table
 
 from marsbench.errors import UserError
-from marsbench.files import check_can_be_written, nearest_existing
-from marsbench.paths import tasks_dir
+from marsbench.files import check_can_be_written, nearest_existing, tasks_dir
 from marsbench.presets import DEFAULT_SCALE, preset
 from marsbench.provenance import others_cores, warning
 
 GIB = 2**30
-COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @dataclass(frozen=True)
@@ -98,7 +90,6 @@ def check_idle() -> Check:
 
 
 def check_output(output: Path, needed_gib: float) -> Check:
-    """Whether files can be written where the output goes, and there is room for them."""
     folder = nearest_existing(output)
     try:
         check_can_be_written(output / "rows.jsonl", "--output")
@@ -133,11 +124,3 @@ def check_data(scale: str, data_dir: Path | None) -> Check:
     lacks = [f"{file} ({name} will be skipped)" for name, file in wanted if not (data_dir / file).exists()]
     fix = "put JSON Lines there, with the hub's columns"
     return Check("data", "warn" if lacks else "ok", f"{data_dir}{' lacks ' if lacks else ''}{', '.join(lacks)}", fix)
-
-
-def findings_table(findings: list[Check]) -> Table:
-    table = Table("check", "", "finding", box=None)
-    for check in findings:
-        mend = f"\n[bold]fix:[/bold] {escape(check.fix)}" if check.ok != "ok" else ""
-        table.add_row(check.name, f"[{COLOURS[check.ok]}]{check.ok}", escape(check.finding) + mend)
-    return table

@@ -1,8 +1,6 @@
-"""The one error class that a user ever sees.
+"""The one error class that a user ever sees: every mistake that a user can make or mend raises `UserError`.
 
-Every mistake a user can make or mend (an unknown name, a missing file, a broken checkpoint) raises `UserError`.
-The command line prints its three parts on standard error and exits with code 2, or 3 where nothing could be measured;
-anything else is a bug and keeps its traceback.
+The command line prints its three parts on standard error and exits with code 2, or 3 where nothing could be measured.
 """
 
 from collections.abc import Iterable, Iterator
@@ -44,10 +42,7 @@ def unknown_name(kind: str, name: str, known: list[str]) -> UserError:
 def integer(
     value: Any, name: str, *, least: float | None = None, most: float | None = None, where: str = "", fix: str = ""
 ) -> int:
-    """A value as an int from `least` to `most`; `UserError` for any other, under the `name` that a user knows.
-
-    Without bounds it is what a tensor of integers holds.
-    """
+    """A value as an int from `least` to `most`, by default as wide as a tensor's; `UserError` for any other."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UserError(f"{name} {value!r} is no whole number", where=where, fix=fix or "give one, such as 4")
     number, lowest, highest = int(value), -(2**63) if least is None else least, 2**63 - 1 if most is None else most

@@ -1,4 +1,4 @@
-"""Writing files and lines whole: a reader never sees half of one."""
+"""Where files that are no Python code lie, and writing files whole: a reader never sees half of one."""
 
 import os
 import tempfile
@@ -6,6 +6,17 @@ from pathlib import Path
 from uuid import uuid4
 
 from marsbench.errors import UserError
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def tasks_dir() -> Path:
+    """The folder of lm-eval task files: `tasks/` of a checkout, `marsbench/_tasks/` of a wheel; `UserError` without."""
+    # The wheel's copy goes first: beside an installed package, a folder called `tasks` is of another package.
+    for folder in (PACKAGE / "_tasks", PACKAGE.parent / "tasks"):
+        if folder.is_dir():
+            return folder
+    raise UserError("the lm-eval task files are missing", where=str(PACKAGE), fix="install marsbench again")
 
 
 def write_atomically(path: Path, content: bytes) -> Path:

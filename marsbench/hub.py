@@ -1,7 +1,6 @@
 """The Hugging Face hub, which may be out of reach: found out once, in seconds, instead of by every file's retries.
 
-Its libraries try every file of a name again and again, half a minute or more for each. Where the hub does not answer at
-all, they are told to look in their caches only. Whoever sets one of their variables has decided for himself.
+Where it does not answer, its libraries look in their caches only, unless one of their own variables is set.
 """
 
 import os

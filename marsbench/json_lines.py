@@ -1,7 +1,4 @@
-"""JSON and JSON Lines: every file of either is read here, into typed structures, and mistakes named with their place.
-
-pydantic bounds the depth and the digits, and refuses what is no text: half a surrogate pair, bytes that are no UTF-8.
-"""
+"""JSON and JSON Lines: every file of either is read here, into typed structures; mistakes are named by place."""
 
 import codecs
 import json
@@ -24,19 +21,16 @@ _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zX
 
 
 class Log(Generic[_Record]):
-    """A file that only grows: a line outlives the process once `append` returns; one that a kill cut short never was.
+    """A file that only grows, by one process: a line outlives it once `append` returns; half a line never was.
 
     A power cut costs the lines of a second: to wait for the disk after each took a quarter of the time of answering.
-    One process appends at a time; others may read meanwhile.
     """
 
     def __init__(self, file: Path, kind: Any, *, what: str, mend: str) -> None:
-        """Nothing is read yet, and the file need not exist. `kind`, `what` and `mend` are as for `parse_lines`."""
         self.file, self._kind, self._what, self._mend = file, kind, what, mend
         self._inode, self._bytes, self._records, self._synced = -1, 0, list[_Record](), -math.inf
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add a line; one that was cut short is removed."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a+b") as stream:
             stream.seek(max(stream.seek(0, os.SEEK_END) - 1, 0))
@@ -67,11 +61,10 @@ class Log(Generic[_Record]):
 
 
 def parse_json(text: bytes | str, kind: Any = Any) -> Any:
-    """A JSON document as what `kind` says: a dataclass, a type of `typing`, whatever pydantic knows.
+    """A JSON document as what `kind` says, whatever pydantic knows: a dataclass, a type of `typing`.
 
-    Numbers are not made of strings, nor lists of single values; fields that `kind` lacks are left out. NaN and Infinity
-    are numbers, as Python writes them. `ValueError`, in one line and with the place, where it is no JSON, is nested
-    more than 200 deep, has a number of more than 4,300 digits or half a surrogate pair, or is not of that kind.
+    Nothing is converted; fields that `kind` lacks are left out, NaN and Infinity are numbers. `ValueError`, in one line
+    and with the place, for another kind, no JSON, more than 200 levels or 4,300 digits, or half a surrogate pair.
     """
     try:
         return _READER(kind).validate_json(text, strict=True)
@@ -82,10 +75,7 @@ def parse_json(text: bytes | str, kind: Any = Any) -> Any:
 
 
 def parse_lines(content: bytes, file: Path, kind: Any, *, what: str, mend: str, first: int = 1) -> list[Any]:
-    """Lines of JSON, each as what `kind` says; see `parse_json`.
-
-    `what` a line is, how to `mend` one, the `file` and the number of the `first` line are for errors.
-    """
+    """Lines of JSON as `kind` (see `parse_json`); the others are for errors: `what` a line is, how to `mend` one."""
     check_text(content, file, first)
     records = []
     for number, line in enumerate(content.splitlines(), first):
@@ -98,10 +88,7 @@ def parse_lines(content: bytes, file: Path, kind: Any, *, what: str, mend: str, 
 
 
 def read_lines(file: Path, kind: Any, *, what: str, mend: str, unique: str | None = None) -> list[Any]:
-    """The lines of a file, each as what `kind` says; no two objects agree in the entry `unique`.
-
-    `UserError`, with file and line, for no such file, nothing in it, or a line of another kind; see `parse_lines`.
-    """
+    """The lines of a file as `parse_lines` has them, at least one; no two objects agree in the entry `unique`."""
     content = read_text(file)
     if not content:
         raise UserError("the file is empty", where=str(file), fix=mend)
@@ -114,10 +101,7 @@ def read_lines(file: Path, kind: Any, *, what: str, mend: str, unique: str | Non
 
 
 def read_json(file: Path, kind: Any = Any, *, mend: str) -> Any:
-    """A file that is one JSON document, as what `kind` says.
-
-    `UserError` where it cannot be read or is not of that kind; how to `mend` that is for the error.
-    """
+    """A file that is one JSON document, as what `kind` says; `UserError`, with how to `mend` it, if it is not."""
     try:
         return parse_json(read_text(file, mend), kind)
     except ValueError as error:
@@ -125,10 +109,7 @@ def read_json(file: Path, kind: Any = Any, *, mend: str) -> Any:
 
 
 def read_text(file: Path, mend: str = "check the path") -> bytes:
-    """A file of UTF-8, without the mark that some editors put at its beginning.
-
-    `UserError` where it cannot be read, is packed or not UTF-8.
-    """
+    """A file of UTF-8 without a byte order mark; `UserError` where it cannot be read, is packed or not UTF-8."""
     try:
         content = file.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:

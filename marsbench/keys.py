@@ -1,8 +1,7 @@
-"""What results are keyed by: hashes of plain data, and a version number for each kind of work that makes numbers.
+"""What results are keyed by: a number's inputs, and a version number for each kind of work that makes numbers.
 
-A key is made of a number's inputs and of the versions of the work behind it, never of source code: code may be moved
-and rewritten freely. Who changes what a number comes out as adds a line to that kind's history, and everything that
-stands on it is made anew. `tests/test_golden_cell.py` holds what training, decoding, scoring and the world come out as.
+Source is not hashed: code may be moved and rewritten. A change of what numbers come out as is a line in `HISTORY`, and
+all that stands on it is made anew; `tests/test_golden_cell.py` holds what the kinds of work come out as.
 """
 
 import hashlib

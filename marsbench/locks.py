@@ -20,11 +20,10 @@ def locked(
     file: Path, *, patience_s: float = math.inf, say: Callable[[str], None] | None = None,
     busy: str = "another process holds this lock",
 ) -> Iterator[bool]:  # fmt: skip
-    """Hold a lock for the time of a `with` block; gives whether another process held it first.
+    """Hold a lock for the time of a `with` block; gives whether another process held it first, which `say` is told.
 
-    The system frees the locks of processes that die. On a file system without locks, an existing file stands for one;
-    it stays if its holder's machine is lost, so the wait is an hour at most. `say` is told once which process is waited
-    for. `UserError` where the lock is `busy` for longer than `patience_s`, or the file system can lock nothing.
+    The system frees the locks of processes that die. On a file system without locks, an existing file stands for one,
+    which may stay: the wait is an hour at most. `UserError` after `patience_s`, or where nothing can be locked.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(file)

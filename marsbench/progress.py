@@ -24,8 +24,8 @@ Say = Callable[[str], None]  # told a line for the user
 
 
 class Bar:
-    def __init__(self, title: str, progress: Progress | None, console: Console, *, guesses: bool = True) -> None:
-        self._title, self._progress, self._console, self._guesses = title, progress, console, guesses
+    def __init__(self, title: str, progress: Progress | None, console: Console) -> None:
+        self._title, self._progress, self._console = title, progress, console
         self._task = progress.add_task(title, total=None, note="") if progress else None
         self._printed = time.monotonic()
         # When the first update came, and what was done by then: an interrupted run's work says nothing of our speed.
@@ -38,8 +38,8 @@ class Bar:
         now = time.monotonic()
         since, before = self._begun = self._begun or (now, done)
         if now - self._printed > _LINE_EVERY_S:  # a line, with the time left at the speed so far if that is known
-            self._printed, known = now, self._guesses and done > before
-            left = f"{roughly((now - since) / (done - before) * (total - done))} left" if known else ""
+            self._printed = now
+            left = f"{roughly((now - since) / (done - before) * (total - done))} left" if done > before else ""
             said = ", ".join(filter(None, [f"{done}/{total}", left, note]))
             self._console.print(f"  {self._title}: {said}", highlight=False, soft_wrap=True)
 
@@ -58,10 +58,7 @@ def is_first_process() -> bool:
 
 
 def all_processes() -> "PartialState":
-    """Joins the processes that `accelerate launch` has started; alone, this one is all.
-
-    Python must not end before they are parted: threads that still listen abort it now and then, after all is done.
-    """
+    """Join the processes that `accelerate launch` has started, until Python ends (parted late, they may abort it)."""
     import torch
     from accelerate import PartialState
 
@@ -87,17 +84,14 @@ class Reporter:
             self.say(text)
 
     @contextmanager
-    def bar(self, title: str, *, guesses: bool = True) -> Iterator[Bar]:
-        """A bar for the time of a `with` block, gone afterwards; `guesses`: whether it guesses how long it will take.
-
-        It takes all steps to be alike; where they are not, the note says so.
-        """
+    def bar(self, title: str) -> Iterator[Bar]:
+        """A bar for the time of a `with` block, gone afterwards; it guesses the time left by steps that are alike."""
         if not self._console.is_terminal:
             self.say(title)
-            yield Bar(title, None, self._console, guesses=guesses)
+            yield Bar(title, None, self._console)
             return
         columns: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
-        columns += [*([TimeRemainingColumn()] if guesses else []), TextColumn("{task.fields[note]}")]
+        columns += [TimeRemainingColumn(), TextColumn("{task.fields[note]}")]
         with Progress(*columns, console=self._console, transient=True) as progress:
             yield Bar(title, progress, self._console)
 

@@ -69,7 +69,6 @@ def package_versions() -> dict[str, str]:
 
 @cache
 def cpu_name() -> str:
-    """Its marketing name, where Linux tells it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -99,32 +98,19 @@ _OF_GPU = {
 }  # fmt: skip
 
 
-def gpus_now() -> list[dict[str, Any]]:
-    """Driver, clocks, power and use of every GPU at this moment: times on a GPU depend on all of it.
-
-    Empty where there is no GPU of Nvidia's, or its driver does not answer.
-    """
+def gpus_now() -> list[dict[str, str]]:
+    """Driver, clocks, power and use of every GPU at this moment; none without a GPU of Nvidia's that answers."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_OF_GPU)}", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PATIENCE_S).stdout
     except (OSError, subprocess.SubprocessError):
         return []
     told = [line.split(",") for line in said.splitlines() if line.strip()]
-    return [dict(zip(_OF_GPU.values(), map(_as_number, parts), strict=True)) for parts in told]
-
-
-def _as_number(told: str) -> float | str:
-    """A number of the driver's, or its words: a version, or that it does not know."""
-    with suppress(ValueError):
-        return float(told)
-    return told.strip()
+    return [dict(zip(_OF_GPU.values(), map(str.strip, parts), strict=True)) for parts in told]
 
 
 def float32_products() -> str:
-    """How fp32 numbers are multiplied on a GPU: "highest" = as they are, "high" = rounded to TF32's ten bits.
-
-    torch leaves them as they are, unless TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 is in the environment.
-    """
+    """How a GPU multiplies fp32: "highest" = exactly, "high" = as TF32 (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1)."""
     import torch
 
     return torch.get_float32_matmul_precision()

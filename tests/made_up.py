@@ -11,7 +11,7 @@ import nox.registry
 import numpy as np
 
 from marsbench.errors import UserError
-from marsbench.executors.local import Here
+from marsbench.executors.tasks import Here
 from marsbench.findings.cells import columns
 from marsbench.line import Line
 from marsbench.overview.work import carry_out

@@ -26,8 +26,8 @@ from marsbench.progress import Reporter
 from marsbench.rows.workspace import Workspace
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
+from marsbench.serving.messages import Settings
 from marsbench.serving.process import _start
-from marsbench.serving.settings import Settings
 from marsbench.training.checkpoints import Loaded, load
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -22,7 +22,7 @@ from rich.console import Console
 from tools import invoke
 from typer.testing import CliRunner
 
-from marsbench import __version__, doctor, paths, progress
+from marsbench import __version__, doctor, files, progress
 from marsbench.cli import app
 from marsbench.doctor import Check
 from marsbench.errors import UserError
@@ -53,7 +53,7 @@ def break_doctor(monkeypatch: pytest.MonkeyPatch, trouble: BaseException) -> Non
 def sound_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine that has all that doctor looks for, whatever the one under the test is like."""
     (tmp_path / "tasks").mkdir()
-    monkeypatch.setattr(paths, "PACKAGE", tmp_path / "marsbench")
+    monkeypatch.setattr(files, "PACKAGE", tmp_path / "marsbench")
     monkeypatch.delenv("MARSBENCH_DATA", raising=False)
     monkeypatch.setattr(doctor, "check_packages", lambda: iter([]))
     monkeypatch.setattr(doctor, "others_cores", lambda: 0.0)
@@ -182,12 +182,12 @@ def test_doctor_takes_a_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_task_files_are_found_in_checkouts_and_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Guards against a wheel that takes a stranger's `tasks` folder for ours, and a silent absence."""
-    monkeypatch.setattr(paths, "PACKAGE", tmp_path / "marsbench")
+    monkeypatch.setattr(files, "PACKAGE", tmp_path / "marsbench")
     assert [check.ok for check in doctor.check_packages()] == ["fail"]
     (tmp_path / "tasks").mkdir()
-    assert paths.tasks_dir() == tmp_path / "tasks"
+    assert files.tasks_dir() == tmp_path / "tasks"
     (tmp_path / "marsbench" / "_tasks").mkdir(parents=True)
-    assert paths.tasks_dir() == tmp_path / "marsbench" / "_tasks"
+    assert files.tasks_dir() == tmp_path / "marsbench" / "_tasks"
 
 
 HEAVY = ("torch", "transformers", "datasets", "lm_eval", "scipy", "matplotlib", "pandas")

@@ -24,8 +24,8 @@ from marsbench.errors import UserError
 from marsbench.executors import cluster
 from marsbench.executors.cluster import Cluster
 from marsbench.executors.tasks import Ended, Task, log_of
+from marsbench.files import PACKAGE
 from marsbench.overview.work import carry_out
-from marsbench.paths import PACKAGE
 from marsbench.studies import study_of
 
 MEMORY = 80 * 2**20  # bytes of a node's object store

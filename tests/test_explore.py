@@ -15,7 +15,7 @@ from test_serving_page import can_be_read, contrast, luminance
 from typer.main import get_command
 
 from marsbench.cli import app
-from marsbench.commands.decoder import check_for
+from marsbench.commands.shared import check_for
 from marsbench.findings.collection import Collection
 from marsbench.findings.export import derived, export
 from marsbench.findings.sweep import SweepCells, speed_ratio, speed_up

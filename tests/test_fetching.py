@@ -139,7 +139,7 @@ def test_the_whole_models_tokenizer_is_llama_cpps() -> None:
 
 def test_it_is_fetched_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a download at every start, and another model once the hub is there."""
-    monkeypatch.setattr(fetch_module, "_make", lambda *_: pytest.fail("it is there"))
+    monkeypatch.setattr(fetch_module, "_from_package", lambda *_: pytest.fail("it is there"))
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setattr("marsbench.hub._answers", lambda _: True)
     assert fetch(NAME, pytest.fail) == folder

@@ -20,8 +20,8 @@ from marsbench.answering import Answering, fit
 from marsbench.decoding.generation import Generation
 from marsbench.evaluation.benchmarks import benchmark
 from marsbench.evaluation.harness import AnswerLog, Exam, answer, prepare
+from marsbench.files import PACKAGE
 from marsbench.keys import Work, content_hash, versions
-from marsbench.paths import PACKAGE
 from marsbench.presets import preset
 from marsbench.training import records
 from marsbench.training.checkpoints import Loaded, load

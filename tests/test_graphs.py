@@ -38,7 +38,7 @@ from marsbench.forward import decoder, window
 from marsbench.forward.window import additive_mask, lowest_of
 from marsbench.methods import Decoding, Options, build_method
 from marsbench.running import run as running
-from marsbench.serving.settings import Settings
+from marsbench.serving.messages import Settings
 from marsbench.training import visibility
 from marsbench.training.medusa import MedusaHeads
 

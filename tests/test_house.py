@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from marsbench.paths import PACKAGE
+from marsbench.files import PACKAGE
 
 # The rooms of the package, and the modules beside them, from the ground floor up. What stands on one floor knows those
 # of all lower floors, and neither its neighbours nor anything above. `__init__` is what `import marsbench` gives.
 FLOORS = (
     ("errors", "reference"),
-    ("files", "hub", "json_lines", "keys", "locks", "paths", "progress", "provenance"),
+    ("files", "hub", "json_lines", "keys", "locks", "progress", "provenance"),
     ("presets", "paper", "world", "statistics", "executors", "fetching"),
     ("forward",),
     ("training",),

@@ -110,7 +110,7 @@ from types import SimpleNamespace
 from prometheus_client import generate_latest
 from marsbench.serving.engine_client import EngineClient
 from marsbench.serving.messages import Ending, Report, State
-from marsbench.serving.settings import Settings
+from marsbench.serving.messages import Settings
 client = EngineClient(Settings("", "micro"), print)
 for number, finish in enumerate(("eos", "length")):
     client._streams[number] = SimpleNamespace(job=SimpleNamespace(arrived=0.0), end=print)

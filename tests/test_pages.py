@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from made_up import PAGES, answered, answers_of, lines_of, measured_of, section, sweep_row
 
+from marsbench.files import PACKAGE
 from marsbench.findings.cells import BENCHMARKS, columns, latest_cells
 from marsbench.findings.claims import Claim, Finding, Measured
 from marsbench.findings.in_words import p_value
 from marsbench.findings.seeds import SeedRows
 from marsbench.line import Line
 from marsbench.overview.pages import page_of, write_page, write_study
-from marsbench.paths import PACKAGE
 from marsbench.presets import preset
 from marsbench.rendering import markdown
 from marsbench.rendering.claims_in_words import page_claims, tally, verdict

@@ -29,8 +29,7 @@ from marsbench.evaluation.harness import AnswerLog, Exam, LoggedAnswer, Scored, 
 from marsbench.forward.limits import room_for_prompt
 from marsbench.methods import Options, build_method
 from marsbench.rows.kinds import EvaluationRow
-from marsbench.rows.store import RowStore
-from marsbench.rows.workspace import Workspace
+from marsbench.rows.workspace import RowStore, Workspace
 from marsbench.training.checkpoints import Loaded
 from marsbench.training.tokenizer import build_tokenizer
 
@@ -189,17 +188,13 @@ def test_answers_score_alike_every_time() -> None:
 
 
 # ---- which questions ------------------------------------------------------------------------------------------------
-def test_limits_and_shards_take_parts_of_the_whole() -> None:
-    """Guards against a limit of one subtask or a small scale's, questions of no shard or two, and guessed names."""
+def test_limits_take_parts_of_the_whole() -> None:
+    """Guards against a limit of one subtask or a small scale's, and guessed names."""
     exam = prepare(benchmark("bbh"), LITTLE).first(30)
     assert sorted(len(places) for places in exam.places.values()) == [1] * 24 + [2] * 3
     whole = prepare(benchmark("mmlu_pro"), LITTLE)
     rows = [json.loads(line) for line in (LITTLE / "mmlu_pro" / "test.jsonl").read_text().splitlines()]
     assert targets(whole) == {number: row["answer"] for number, row in enumerate(rows)}
-    exam = prepare(benchmark("bbh"), LITTLE).first(40)
-    parts = [exam.shard(part, 3).asked() for part in (1, 2, 3)]
-    assert sorted(number for part in parts for number in part) == exam.asked()
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
     assert benchmarks(["real"]) == ["ifeval", "bbh", "mmlu_pro", "gpqa", "gsm8k", "humaneval"]
     assert benchmark("bbh_word_sorting").subtasks == ("word_sorting",)
     for unknown in ("bbh_nothing", "gsm8k_", "mars"):

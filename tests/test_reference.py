@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 from marsbench import reference
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import Generation, Request
+from marsbench.files import PACKAGE
 from marsbench.forward.adapter import Adapted, Adapter
 from marsbench.forward.draft_head import Markov
 from marsbench.methods import Options, build_method
-from marsbench.paths import PACKAGE
 from marsbench.reference import Answer, Metric, Model
 from marsbench.training.data import Collator
 from marsbench.training.objectives import ar_loss, mars_loss

@@ -29,8 +29,7 @@ from marsbench.overview.pages import judged_collection, parts_at, whole_paper, w
 from marsbench.presets import DEFAULT_SCALE, preset, scales
 from marsbench.progress import quieten_libraries
 from marsbench.rows.kinds import EvaluationRow, TrainingRow
-from marsbench.rows.store import write_rows
-from marsbench.rows.workspace import Workspace
+from marsbench.rows.workspace import Workspace, write_rows
 from marsbench.running.plans import TablePlan
 from marsbench.running.run import Run
 from marsbench.studies import pages, studies, studies_on

@@ -32,8 +32,8 @@ from typer.testing import CliRunner
 from marsbench import presets
 from marsbench.cli import app
 from marsbench.errors import UserError
+from marsbench.files import PACKAGE
 from marsbench.line import Line, TrainedStage
-from marsbench.paths import PACKAGE
 from marsbench.presets import Preset, preset, scales
 from marsbench.rows.kinds import TrainingRow
 from marsbench.rows.workspace import Workspace

@@ -17,8 +17,7 @@ from starlette.requests import ClientDisconnect
 from marsbench.serving import engine_client
 from marsbench.serving.engine_client import Channel, EngineClient, Stream
 from marsbench.serving.guards import EventStream, until_gone
-from marsbench.serving.messages import Ending, Job, Ready, Report, State
-from marsbench.serving.settings import Settings
+from marsbench.serving.messages import Ending, Job, Ready, Report, Settings, State
 from marsbench.serving.wire import ApiError
 
 READY = Ready(None, 100, 100, ("ar",), 100)

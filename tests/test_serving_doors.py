@@ -19,12 +19,11 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from marsbench.cli import app as command
-from marsbench.serving import serve
+from marsbench.serving import app
 from marsbench.serving.app import build
 from marsbench.serving.engine_client import EngineClient
 from marsbench.serving.guards import is_local
-from marsbench.serving.messages import Cancel, Ending, Job, Ready, Report, State
-from marsbench.serving.settings import Settings
+from marsbench.serving.messages import Cancel, Ending, Job, Ready, Report, Settings, State
 from marsbench.serving.text import Vocabulary, Writer
 from marsbench.training.tokenizer import CHAT_TEMPLATE, build_tokenizer
 
@@ -119,8 +118,8 @@ def test_what_a_server_says_may_find_no_reader(monkeypatch: pytest.MonkeyPatch) 
         say("ending")
         ended.append("ended")
 
-    monkeypatch.setattr(serve, "_serve", told_to_end)
-    serve.serve(Settings(port=0), Mock(side_effect=BrokenPipeError))
+    monkeypatch.setattr(app, "_serve", told_to_end)
+    app.serve(Settings(port=0), Mock(side_effect=BrokenPipeError))
     assert ended
 
 

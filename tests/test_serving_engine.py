@@ -25,9 +25,8 @@ from marsbench.methods.mixed import Mixed
 from marsbench.racing.position_law import PositionLaw, in_words, windows_by_rows
 from marsbench.serving import process
 from marsbench.serving.engine import BEHIND, Engine, bytes_per_slot
-from marsbench.serving.messages import Ending, Job, MethodName
+from marsbench.serving.messages import Ending, Job, MethodName, Settings
 from marsbench.serving.process import slots_within, usual_dtype
-from marsbench.serving.settings import Settings
 
 EOS, PAD, MASK = 2, 0, 3
 Prompts = list[list[int]]

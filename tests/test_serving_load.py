@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from marsbench.presets import preset
 from marsbench.rows.kinds import ServingRow
-from marsbench.rows.store import read_rows
-from marsbench.rows.workspace import Workspace
+from marsbench.rows.workspace import Workspace, read_rows
 from marsbench.running.run import Run
 from marsbench.studies.serving import STUDY, policies
 from marsbench.studies.serving.findings import Cells, goodput, lost, typical

@@ -32,8 +32,7 @@ from marsbench.line import TrainedStage
 from marsbench.locks import locked
 from marsbench.presets import preset
 from marsbench.rows.kinds import SCHEMA, AnyRow, EvaluationRow, StepCostRow, TrainingRow, to_json
-from marsbench.rows.store import RowStore, read_rows, rows_text
-from marsbench.rows.workspace import Workspace, full_disk_explained
+from marsbench.rows.workspace import RowStore, Workspace, full_disk_explained, read_rows, rows_text
 from marsbench.running.cells import Cells
 from marsbench.running.plans import Asked
 from marsbench.running.run import Run

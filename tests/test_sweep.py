@@ -25,12 +25,12 @@ from marsbench.decoding.acceptance_report import Acceptance
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
+from marsbench.files import PACKAGE
 from marsbench.findings.export import export, matching, merged
 from marsbench.findings.sweep import SweepCells
 from marsbench.line import Line
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.methods.carried import carried_over
-from marsbench.paths import PACKAGE
 from marsbench.presets import preset, scales
 from marsbench.racing.carried import carried_of, draws_of
 from marsbench.racing.grid import read_grid, shipped_grid
@@ -38,8 +38,7 @@ from marsbench.racing.position_law import PositionLaw, Work, predicted_seconds
 from marsbench.racing.race import Race, RoundLog, Stopwatch
 from marsbench.racing.tune import Advice, Setting
 from marsbench.rows.kinds import SweepRow
-from marsbench.rows.store import read_rows, rows_text
-from marsbench.rows.workspace import Workspace
+from marsbench.rows.workspace import Workspace, read_rows, rows_text
 from marsbench.statistics.intervals import Estimate, Interval
 from marsbench.training.checkpoints import Loaded
 
@@ -316,11 +315,11 @@ def broken(**changes: Any) -> dict[str, Any]:
 
 AR = SMALL["contenders"][0]
 BAD_GRIDS: list[tuple[Any, str]] = [
-    ([], "this is no grid: .*object"), (broken(contender=1), "contender: Extra"),
+    ([], "this is no grid: .*object"), (broken(contender=1), "contender: Unexpected"),
     (broken(contenders=5), "contenders: .*array"),
     ({name: value for name, value in SMALL.items() if name != "repeats"}, "repeats: .*required"),
     (broken(dtype="int9"), "dtype: "),
-    (broken(quick={"prompts": 0}), "prompts: (.|\n)*quick"), (broken(contenders=[5]), "contenders.0: .*object"),
+    (broken(quick={"prompts": 0}), "prompts: (.|\n)*quick"), (broken(contenders=[5]), "object(.|\n)*contender 1"),
     (broken(contenders=[{"method": "ar"}]), "stage: .*required(.|\n)*contender 1"),
     (broken(contenders=SMALL["contenders"][:1] * 2), "two contenders are called 'ar'"),
     (broken(contenders=SMALL["contenders"][1:]), "no contender is called 'ar'"),

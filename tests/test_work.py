@@ -20,13 +20,12 @@ from safetensors.torch import load_file
 from small_work import count_and_die, do, fail, is_there, its_number, nothing, stay
 
 from marsbench.errors import UserError
-from marsbench.executors import local
-from marsbench.executors.local import Local
-from marsbench.executors.tasks import Ended, Executor, Order, Task, log_of, perform
+from marsbench.executors import tasks as executors
+from marsbench.executors.tasks import Ended, Executor, Local, Order, Task, log_of, perform
+from marsbench.files import PACKAGE
 from marsbench.line import TrainedStage
 from marsbench.overview import PRELOAD, reproduction, work
 from marsbench.overview.work import PageTask, carry_out, executor_of, tasks_of
-from marsbench.paths import PACKAGE
 from marsbench.presets import preset
 from marsbench.progress import Bar, Reporter
 from marsbench.rows.kinds import EvaluationRow, Row, TrainingRow
@@ -88,18 +87,16 @@ def of_answers(task: RunTask) -> set[str]:
 
 
 def test_what_tables_share_is_done_once_and_evenly() -> None:
-    """Guards against a shared cell answered twice or never, 64 GPUs that wait for one, and tasks of seconds."""
+    """Guards against a shared cell answered twice or never, workers that wait for one task, and tasks of seconds."""
     tasks = whole()
     places = [one.place for task in tasks.values() if isinstance(task, AnswerTask) for one in task.cells]
     plans = [plan for study in studies().values() if study.in_paper for plan in study.plans]
     assert len(places) == len({*places})
     assert {*places} == {one.place for one in graph.cells_of(plans, Known(preset("mini")))}
-    few, many = whole("7b", workers=2), whole("7b", workers=64)
-    parts = {task.shard[1] for task in many.values() if isinstance(task, AnswerTask)}
-    assert max(parts) > 4 and {task.shard for task in few.values() if isinstance(task, AnswerTask)} == {(1, 1)}
-    answering = [task.seconds for task in many.values() if isinstance(task, AnswerTask)]
-    assert max(answering) <= 2 * max(60, sum(answering) / (4 * 64))
-    assert all(task.shard == (1, 1) for task in whole("mini", workers=64).values() if isinstance(task, AnswerTask))
+    few, many = ([*whole("7b", workers=workers).values()] for workers in (2, 64))
+    few, many = ([task for task in of if isinstance(task, AnswerTask)] for of in (few, many))
+    assert len(few) < len(many) and max(len(task.cells) for task in few) > 2
+    assert max(task.seconds for task in few) < 2 * sum(task.seconds for task in few) / 8
 
 
 # ---- the order of tasks ---------------------------------------------------------------------------------------------
@@ -183,7 +180,7 @@ def assert_ends(process: int) -> None:
 DRIVER = """
 import signal
 from pathlib import Path
-from marsbench.executors.local import Local
+from marsbench.executors.tasks import Local
 from small_work import do, sleep_long
 
 if __name__ == "__main__":
@@ -216,19 +213,17 @@ class Heard(Reporter):
 
 
 # ---- what is shown --------------------------------------------------------------------------------------------------
-def test_ends_are_shown_with_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ends_are_shown_by_the_work_that_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a run of hours that never says how far it is, and a failure that only its log tells."""
-    tasks, clock = [do(name, nothing, tmp_path, title=name, seconds=10.0) for name in "abcd"], [0.0]
-    monkeypatch.setattr(work.time, "monotonic", lambda: clock[0])
+    tasks = [do(name, nothing, tmp_path, title=name, seconds=10.0) for name in "abcd"]
     heard, notes = Heard(), list[str]()
     run: Any = SimpleNamespace(reporter=heard, workspace=SimpleNamespace(logs=tmp_path))
     monkeypatch.setattr(Bar, "update", lambda bar, done, total, note="": notes.append(f"{done} of {total}: {note}"))
     ends = (Ended(task.name, None, UserError("no luck") if task.name == "b" else None, "", 1.0) for task in tasks)
-    for _ in work.shown(ends, tasks, run):
-        clock[0] += 100
-    assert notes[1:] == ["2 of 4: about 2 min left", "3 of 4: about 1 min left", "4 of 4: "]
+    assert len([*work.shown(ends, tasks, run)]) == 4
+    assert notes == ["0 of 40: ", *[f"{10 * done} of 40: {done} pieces done" for done in (1, 2, 3, 4)]]
     assert heard.lines[:3] == [
-        "4 pieces of work",
+        "4 pieces of work, by their seconds",
         "done: a, less than a minute",
         f"failed: b: no luck (see {tmp_path}/b.log)",
     ]
@@ -274,7 +269,7 @@ def test_a_page_made_of_pieces_is_the_page(
 
     def rows_by(executor: Executor | None, folder: Path) -> list[dict[str, object]]:
         run = run_in(folder, micro_checkpoints, benchmarks=("mini_gsm8k",), limit=4)
-        page = reproduction.reproduce_page("table4", run, executor or local.Here(run.workspace.logs, run.reporter))
+        page = reproduction.reproduce_page("table4", run, executor or executors.Here(run.workspace.logs, run.reporter))
         assert page is not None and page.exists()
         rows = run.workspace.rows
         assert {type(row) for row in rows} == {EvaluationRow, TrainingRow}
@@ -288,7 +283,7 @@ def test_a_page_made_of_pieces_is_the_page(
     trained = ["training-mars-b8", "training-mars-b16"]
     answered = [f"answering-{name}-1" for name in ("ar_sft", "mars-b4", "mars-b8", "mars-b16")]
     assert sorted(here.done) == sorted([*trained, *answered])
-    monkeypatch.setattr(Cells, "_measure", None)  # nothing is left to measure, to load or to start
+    monkeypatch.setattr(Cells, "cell", None)  # nothing is left to measure, to load or to start
     monkeypatch.setattr(checkpoints, "load", None)
     again = Here(tmp_path / "logs")
     run = Run(preset("micro"), Workspace(tmp_path / "pieces", "micro"), benchmarks=("mini_gsm8k",), limit=4)
@@ -308,21 +303,6 @@ def test_processes_make_what_one_makes(tmp_path: Path, micro_checkpoints: Path) 
         first, second = (load_file(folder / "model.safetensors") for folder in folders)
         assert all(first[name].equal(second[name]) for name in second)
         assert chosen.key in run.store.rows()
-
-
-def test_questions_in_parts_make_the_row_of_the_whole(
-    tmp_path: Path, micro_checkpoints: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Guards against answers that a part of a cell loses, or gives otherwise."""
-    asked = {"benchmarks": ("mini_gsm8k",), "limit": 7}
-    expected = carry_out([study_of("table9")], run_in(tmp_path / "whole", micro_checkpoints, **asked), Here(tmp_path))
-    monkeypatch.setattr(graph, "_LEAST_S", 0.0)
-    monkeypatch.setattr(graph, "_PER_WORKER", 8)
-    here = Here(tmp_path)
-    found = carry_out([study_of("table9")], run_in(tmp_path / "parts", micro_checkpoints, **asked), here)
-    assert sum(name.startswith("answering") for name in here.done) > 4
-    one, other = found["table9"], expected["table9"]
-    assert isinstance(one, list) and isinstance(other, list) and comparable(one) == comparable(other)
 
 
 def test_a_bad_checkpoint_fails_its_cells_and_nothing_else(

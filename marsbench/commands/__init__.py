@@ -1,12 +1,8 @@
-"""The commands, one module per group.
-
-To add one, write its function in the module of its group, with the options that others have too from `shared`, and
-enter it in `COMMANDS`. These modules are imported for every `--help`: whatever is heavy, a function imports itself.
-"""
+"""The commands, one module per group. Imported for every `--help`: what is heavy, a function imports itself."""
 
 from collections.abc import Callable
 
-from marsbench.commands import decoding, evaluating, looking, reproducing, serving, sweeping, training
+from marsbench.commands import decoding, evaluating, looking, reproducing, sweeping, training
 
 # In the order of a user's journey, which is the order in `marsbench --help`.
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -36,6 +32,6 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "show": decoding.show,
     "decode": decoding.decode,
     # And for others to use.
-    "serve": serving.serve,
+    "serve": decoding.serve,
     "export": training.export,
 }

@@ -1,17 +1,19 @@
-"""What a checkpoint writes: `show` and `decode`."""
+"""What a checkpoint writes: `show` and `decode`, and `serve`, which puts it behind an API."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from marsbench.commands import decoder
-from marsbench.commands.decoder import BatchSize, decodes
-from marsbench.commands.shared import Adapter, Start, load_named, starts, use_packing
+from marsbench.commands import shared
+from marsbench.commands.shared import Adapter, BatchSize, Start, decodes, load_named, starts, use_packing
 from marsbench.errors import UserError, told_to_user
 from marsbench.files import check_can_be_written
 from marsbench.methods import Decoding, explained
+from marsbench.methods.options import options_of
+from marsbench.serving.messages import Settings
 
 
 @decodes()
@@ -34,9 +36,9 @@ def show(
         (prompt or "").encode()
     names = method or ["ar", "mars"]
     typed = replace(decoding, threshold=threshold)
-    ways = [decoder.at(typed.by(name), start.block_size) for name in names]
+    ways = [shared.at(typed.by(name), start.block_size) for name in names]
     for way in ways:
-        decoder.check_for(way, start.trained_stage)
+        shared.check_for(way, start.trained_stage)
     decoding.check_heard(*names)
     run = start.run()
     use_packing(decoding.pack)
@@ -49,7 +51,7 @@ def show(
     if image:
         check_image(image)
     question, answers = test_set("mini_gsm8k", 1)[0].prompt if prompt is None else prompt, []
-    draft = decoder.load_draft(decoding, run.reporter)
+    draft = shared.load_draft(decoding, run.reporter)
     loaded = start.loaded(run, decoding.dtype)
     for way in ways:
         generation = answer(Answering.by(way, loaded, draft, run.reporter), question, max_new_tokens)
@@ -94,12 +96,11 @@ def decode(
 ) -> None:
     """Continue prompts given as token ids.
 
-    Every line of the output has the tokens up to and without EOS, the forward passes of the model, the tokens accepted
-    by each of them (an EOS counted once), what ended it, eos or length, and how many drafts were right, by how many
-    there were. The file appears whole or not at all.
+    Every line of the output has the tokens up to and without EOS, the forward passes, the tokens accepted by each (an
+    EOS counted once), what ended it, and how many drafts were right. The file appears whole or not at all.
     """
     decoding = replace(decoding, method="mars-verified" if method == "auto" else method, window=window)
-    decoder.check_for(decoding, None)
+    shared.check_for(decoding, None)
     use_packing(decoding.pack)
     from marsbench.answering import ROWS, Answering, check_target, decode_file, default_ids, read_prompts
     from marsbench.decoding.generation import Request, seed_of
@@ -110,10 +111,10 @@ def decode(
         check_can_be_written(acceptance, "--acceptance")
     prompts, reporter = read_prompts(prompt_ids), Reporter()
     loaded = load_named(model, decoding.dtype, reporter, adapter=adapter, needs_tokenizer=False)
-    draft = decoder.load_draft(decoding, reporter, needs_tokenizer=False)
+    draft = shared.load_draft(decoding, reporter, needs_tokenizer=False)
     eos, pad = default_ids(loaded, eos_id, pad_id)
     if method == "auto":
-        decoding = decoder.that_pays(decoding, loaded, min(batch_size or ROWS, len(prompts)), reporter)
+        decoding = shared.that_pays(decoding, loaded, min(batch_size or ROWS, len(prompts)), reporter)
     answering = Answering.by(decoding, loaded, draft, reporter, batch_size)
     requests = [
         Request(ids, max_new_tokens, decoding.threshold, temperature=temperature, seed=seed_of(seed, number))
@@ -121,3 +122,37 @@ def decode(
     ]
     said = decode_file(answering, requests, prompt_ids, out, reporter, eos_id=eos, pad_id=pad, acceptance=acceptance)
     typer.echo(f"wrote {out}" + (f"\n{said}" if said else ""))
+
+
+KEY_VARIABLE = "MARSBENCH_API_KEY"
+
+
+@shared.takes("settings", Settings)
+@shared.starts("whose", "stage", "scale")
+def serve(
+    start: shared.Start,
+    settings: Settings,
+    output: Annotated[Path, typer.Option(help="Folder for runs/, where --scale trains its checkpoint.")] = Path("."),
+) -> None:
+    """Put a checkpoint behind an API that OpenAI's clients speak, with MARS's speed knob live.
+
+    Point any client at http://HOST:PORT/v1. Beside the usual fields a request may name its method, threshold (tau) and
+    block_size; `PUT /v1/speed` turns the default knob for all requests in flight that fixed none. See docs/serving.md.
+    """
+    known = options_of(Settings)
+    for name in ("dtype", "method"):
+        if (value := getattr(settings, name)) is not None:
+            known[name].check(name, value)
+    if settings.adapt and settings.compile:
+        raise UserError("--adapt chooses windows, and with --compile none costs less", fix="leave one of them out")
+    # Found out before anything is trained or loaded: whether the extra that brings a server along is there.
+    from marsbench.serving.app import serve as run
+
+    checkpoint, stage = start.whose, start.own_stage
+    called = settings.name or (stage if checkpoint is None else os.path.basename(os.path.normpath(checkpoint)))
+    if checkpoint is None:
+        from marsbench.running.checkpoints import Checkpoints
+
+        checkpoint = Checkpoints(replace(start, output=output).run()).path(start.own)
+    keys = settings.api_key or tuple(key for key in [os.environ.get(KEY_VARIABLE)] if key is not None)
+    run(replace(settings, name=called, checkpoint=checkpoint, api_key=keys), typer.echo)

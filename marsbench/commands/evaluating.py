@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marsbench.commands import decoder, shared
-from marsbench.commands.decoder import decodes
+from marsbench.commands import shared
+from marsbench.commands.shared import decodes
 from marsbench.methods import METHODS, OPTIONS, Decoding
 
 if TYPE_CHECKING:
@@ -30,13 +30,12 @@ def eval_(
 ) -> None:
     """Ask one checkpoint one benchmark or several; prints accuracy with its interval, and tokens per forward.
 
-    Answers are logged in runs/SCALE/answers as they come, in the file that is printed, and the rows are added to
-    runs/SCALE/rows.jsonl.
+    Answers are logged as they come, in the file that is printed, and the rows are added to runs/SCALE/rows.jsonl.
     """
     from marsbench.evaluation.benchmarks import benchmarks
 
-    names, typed, decoding = benchmarks(benchmark), decoding, decoder.at(decoding, start.block_size)
-    decoder.check_for(decoding, start.trained_stage)
+    names, typed, decoding = benchmarks(benchmark), decoding, shared.at(decoding, start.block_size)
+    shared.check_for(decoding, start.trained_stage)
     typed.check_heard(decoding.method)
     run = start.run()
     run.scale = replace(run.scale, batch_size=batch_size or run.scale.batch_size)
@@ -57,7 +56,7 @@ def eval_(
         run.exam(name)
     results = []
     with full_disk_explained(run.workspace.runs):
-        draft, loaded, cells = decoder.load_draft(decoding, run.reporter), start.loaded(run, decoding.dtype), Cells(run)
+        draft, loaded, cells = shared.load_draft(decoding, run.reporter), start.loaded(run, decoding.dtype), Cells(run)
         for name in names:
             row = cells.cell(Asked(line, name, None), loaded, draft)
             results.append(_as_plain(row, run.workspace.answers(row.key)))
@@ -86,7 +85,7 @@ def score(
 
     A doc_id is a question's number, counted from 0 in the order of the benchmark's data (the subtasks of bbh in
     alphabetical order, one after the other), or SUBTASK/INDEX, or HumanEval/0. One subtask alone is a benchmark too:
-    bbh_word_sorting. What `marsbench eval` logs in runs/SCALE/answers can be scored as it is.
+    bbh_word_sorting. What `marsbench eval` logs can be scored as it is.
     """
     from marsbench.files import check_can_be_written, write_atomically
 
@@ -113,8 +112,7 @@ def compare(
     """Test two logged runs against each other, question by question; the last line printed is one JSON document.
 
     For each of the benchmark's scores: the difference in points (first minus second) with its 95 % interval, how many
-    questions only one of the two gets right, and the p-value of McNemar's exact test. Questions that only one file
-    answers are counted and left out.
+    questions only one of the two gets right, and McNemar's exact p-value. What only one file answers is left out.
     """
     exam = _exam(benchmark, data_dir)
     from marsbench.evaluation.scoring import compare_files
@@ -135,7 +133,6 @@ def _exam(benchmark: str, data_dir: Path | None) -> "Exam":
 
 
 def _in_words(result: dict[str, Any]) -> list[str]:
-    """What an evaluation found: a line, one on what was cut short, and where the answers are."""
     (low, high), limit = result["interval"], result["max_new_tokens"]
     lines = [
         f"{result['benchmark']}: accuracy {result['accuracy']:.1f} % (95 % interval {low:.1f} to {high:.1f}), "

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from marsbench.commands.shared import Start, print_table, starts
-from marsbench.errors import unknown_name
+from marsbench.errors import check_known
 
 
 @starts("scale", "data_dir", "output")
@@ -18,11 +18,17 @@ def doctor(start: Start) -> None:
     says for each trouble how to mend it. Exits with 2 if a run would fail, with 0 if it would at most be narrower.
     """
     from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
 
-    from marsbench.doctor import checks, findings_table
+    from marsbench.doctor import checks
 
-    findings = checks(start.scale, start.output, start.data_dir)
-    Console().print(findings_table(findings))
+    findings, table = checks(start.scale, start.output, start.data_dir), Table("check", "", "finding", box=None)
+    for check in findings:
+        color = {"ok": "green", "warn": "yellow", "fail": "red"}[check.ok]
+        mend = f"\n[bold]fix:[/bold] {escape(check.fix)}" if check.ok != "ok" else ""
+        table.add_row(check.name, f"[{color}]{check.ok}", escape(check.finding) + mend)
+    Console().print(table)
     if any(check.ok == "fail" for check in findings):
         raise typer.Exit(2)
 
@@ -36,10 +42,9 @@ def gpu_check(
 ) -> None:
     """Check that this GPU computes what a CPU does, how fast, and what fits.
 
-    Right: every method answers as on the CPU, captured graphs as eager steps, gradients are finite, trainings resume.
-    Fast: attention, steps beside the time of reading the weights, training. Fits: models of the paper's sizes, with
-    random weights.
-    Nothing is fetched. Rows go to results/gpu/, the page to reports/gpu.md. Exits with 1 if a check does not hold.
+    Right: every method answers as on the CPU, graphs as eager steps, gradients are finite, trainings resume. Fast:
+    attention, steps beside the time of reading the weights, training. Fits: models of the paper's sizes.
+    Rows go to results/gpu/, the page to reports/gpu.md. Exits with 1 if a check does not hold.
     """
     from rich.console import Console
 
@@ -63,8 +68,8 @@ def gpu_window(
     Checks, the cost of a decoding step at 0.5B and 7B (random weights; with the paper's acceptance carried over, tokens
     per second too), training speed, and of a real model, where its weights are there: prompts that it asks itself, its
     answers, AR SFT, MARS in both alignments and an adapter trained on them, and their answers to benchmarks.
-    Every stage has a limit and writes what it finds at once; the same command goes on where it was interrupted. Nothing
-    is fetched. Rows go to results/gpu/, the page to reports/gpu.md, the rest to runs/gpu-window/.
+    The same command goes on where it was interrupted. Nothing is fetched. Rows go to results/gpu/, the page to
+    reports/gpu.md, the rest to runs/gpu-window/.
     """
     from rich.console import Console
 
@@ -84,14 +89,12 @@ def list_(
     what: Annotated[str, typer.Argument(help="scales, stages, methods, benchmarks, tables, or all.")] = "all",
 ) -> None:
     """Show what there is: scales, training stages, decoding methods, benchmarks and tables."""
-    if what != "all" and what not in _LISTS:
-        raise unknown_name("list", what, [*_LISTS, "all"])
+    check_known("list", what, [*_LISTS, "all"])
     for name in _LISTS if what == "all" else [what]:
         print_table(*_listed(name))
 
 
 def _listed(name: str) -> tuple[str, Sequence[str], Sequence[Sequence[str]]]:
-    """What there is of a kind: title, heads, rows."""
     match name:
         case "scales":
             from marsbench.presets import preset, scales

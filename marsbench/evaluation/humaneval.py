@@ -50,10 +50,7 @@ class Problem:
 
 
 def load_problems(data_dir: Path | None = None) -> dict[str, Problem]:
-    """HumanEval+ by task id, from `data_dir` or else through evalplus's own download.
-
-    `Unavailable` where the file is missing or the download failed, `UserError` where the file is broken.
-    """
+    """HumanEval+ by task id, from `data_dir` or evalplus's download; `Unavailable` without, `UserError` if broken."""
     if data_dir is None:
         from evalplus.data import get_human_eval_plus
 

@@ -37,7 +37,6 @@ _LEAVE_OUT = "leave it out of the task's generation_kwargs and of --gen_kwargs"
 
 
 def _counted(keys: Iterable[Hashable]) -> list[int]:
-    """How often each key has come before."""
     seen, counts = Counter[Hashable](), list[int]()
     for key in keys:
         counts.append(seen[key])
@@ -46,10 +45,7 @@ def _counted(keys: Iterable[Hashable]) -> list[int]:
 
 
 def _asked_for(settings: Mapping[str, Any], where: str) -> Request:
-    """What lm-eval asks for, as a request without its prompt; `UserError` for what no method here does.
-
-    `do_sample` or a temperature asks for sampling; by `do_sample` alone, the temperature is 1, as in transformers.
-    """
+    """What lm-eval asks for, as a request without its prompt; `UserError` for what no method here does."""
     given = {name: value if name == "until" else _value(value) for name, value in settings.items() if value is not None}
     for name in ("top_k", "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"):
         if name in given:
@@ -88,10 +84,7 @@ def _explained() -> Iterator[None]:
 
 
 class MarsbenchLM(GeneratingLM):
-    """A checkpoint and a decoding method; every process of `accelerate launch` answers its share of the questions.
-
-    lm-eval gives stop strings as text: rows run to EOS or the limit, and the text is cut afterwards.
-    """
+    """A checkpoint and a decoding method; every process of `accelerate launch` answers its share of the questions."""
 
     def __init__(
         self,
@@ -102,12 +95,9 @@ class MarsbenchLM(GeneratingLM):
         device: str | None = None,
         **options: Any,
     ) -> None:
-        """Load a checkpoint.
+        """Load a checkpoint; `options` are fields of `marsbench.methods.Decoding`, and checked first (`UserError`).
 
-        `batch_size` is of rows (`auto` is 16). lm-eval says `device` cuda unless told otherwise, so without CUDA, or
-        with several processes, each takes its own. `options` are fields of `marsbench.methods.Decoding`. `UserError`
-        for an option that there is not or that is out of range, before anything is loaded, and for a checkpoint that
-        the method does not go with.
+        lm-eval says `device` cuda unless told otherwise, so without CUDA, or in several processes, each takes its own.
         """
         super().__init__()
         options = {name: value for name, given in options.items() if (value := _value(given)) is not None}
@@ -151,7 +141,6 @@ class MarsbenchLM(GeneratingLM):
             return cls(**(given | dict(arg_dict)))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The model's answers, each cut at the first of its task's stop strings."""
         with _explained():
             generations = self._answers(requests)
         # Added up over all processes; requests that only even out the processes do not count.

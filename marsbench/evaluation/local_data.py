@@ -34,11 +34,7 @@ _KINDS |= {f"optional {name}": NotRequired[kind] for name, kind in _KINDS.items(
 def dataset(
     data_dir: str, files: Mapping[str, str], columns: Mapping[str, str], id_column: str | None = None, **_: Any
 ) -> dict[str, Dataset]:
-    """A data set, split by split; called by lm-eval with what a task file says under `metadata`.
-
-    Every question tells in the column `DATA_DIR` where it came from: some scorers need more from there. `Unavailable`
-    where there is no such file, `UserError` where a line is not what it should be; see `read_lines`.
-    """
+    """A data set by its splits, from what a task file says; `DATA_DIR` says where a question came from."""
     return {split: _split(data_dir, file, tuple(columns.items()), id_column) for split, file in files.items()}
 
 

@@ -44,8 +44,6 @@ PLAIN_CLASSES = {
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Loads built-in values and numbers, but nothing whose class the code in the sandbox made up."""
-
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in PLAIN_CLASSES:
             raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
@@ -86,11 +84,7 @@ class Recording:
 def run_programs(
     programs: Sequence[Program], *, time_limit_s: float = 2.0, memory_limit_mb: int = 1024
 ) -> list[Reason]:
-    """Verdicts in the order of `programs`, from a worker per core, or fewer for a few programs.
-
-    `time_limit_s` is wall-clock time for all inputs of a program together. `memory_limit_mb` bounds its address space,
-    except on macOS, which has no such limit. `UserError` if the workers fail.
-    """
+    """Verdicts in the order of `programs`, which have limits of time for all inputs and, but on macOS, of memory."""
     ran = record_outputs(programs, time_limit_s=time_limit_s, memory_limit_mb=memory_limit_mb)
     return [recording.reason for recording in ran]
 
@@ -98,12 +92,20 @@ def run_programs(
 def record_outputs(
     programs: Sequence[Program], *, time_limit_s: float = EVALPLUS_MAX_TIME_LIMIT_S, memory_limit_mb: int = 1024
 ) -> list[Recording]:
-    """What reference solutions return, in their order; the rest is as for `run_programs`."""
     jobs = max(1, min(os.cpu_count() or 1, len(programs) // WORTH_A_WORKER))
     parts = [programs[len(programs) * job // jobs : len(programs) * (job + 1) // jobs] for job in range(jobs)]
 
     def ask(pipe: Connection, part: Sequence[Program]) -> list[Recording]:
-        return [_heard(pipe, program, time_limit_s, memory_limit_mb * 2**20) for program in part]
+        recordings = []
+        for program in part:
+            pipe.send((replace(program, expected=None), time_limit_s, memory_limit_mb * 2**20))
+            pipe.send(program.expected)  # read when it has run: before, nothing of what is expected is in the worker
+            reason, pairs = cast(Reason, pipe.recv_bytes().decode()), list[tuple[Any, float]]()
+            if reason == "passed" and program.expected is None:
+                stream = io.BytesIO(pipe.recv_bytes())
+                pairs = [PlainUnpickler(stream).load() for _ in program.inputs]
+            recordings.append(Recording(reason, [output for output, _ in pairs], [seconds for _, seconds in pairs]))
+        return recordings
 
     with ThreadPoolExecutor(jobs) as pool, tempfile.TemporaryFile("w+") as log, ExitStack() as workers:
         try:
@@ -115,17 +117,6 @@ def record_outputs(
                 "the sandbox for generated code has failed", where=log.read().strip().rpartition("\n")[2],
                 fix='install the scoring packages: pip install "marsbench[eval]"; or free memory, if it was killed',
             ) from error  # fmt: skip
-
-
-def _heard(pipe: Connection, program: Program, limit_s: float, memory: int) -> Recording:
-    pipe.send((replace(program, expected=None), limit_s, memory))
-    pipe.send(program.expected)  # read when it has run: before, nothing of what is expected is in the worker
-    reason = cast(Reason, pipe.recv_bytes().decode())
-    if reason != "passed" or program.expected is not None:
-        return Recording(reason)
-    stream = io.BytesIO(pipe.recv_bytes())
-    pairs = [PlainUnpickler(stream).load() for _ in program.inputs]
-    return Recording(reason, [output for output, _ in pairs], [seconds for _, seconds in pairs])
 
 
 @contextmanager

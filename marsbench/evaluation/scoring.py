@@ -30,25 +30,46 @@ def summary(scored: Scored) -> dict[str, Any]:
 
 
 def verdicts(scored: Scored) -> list[dict[str, Any]]:
-    """Every question with its scores, in the order of their numbers."""
     return [
         {"doc_id": answer.doc_id, **dict(zip(scored.scores, values, strict=True))}
         for answer, *values in zip(scored.answers, *scored.scores.values(), strict=True)
     ]
 
 
-def score_file(exam: Exam, responses: Path) -> Scored:
-    """Score a file of responses, JSON Lines of `{"doc_id": ..., "response": ...}`.
+@dataclass(frozen=True)
+class _Response:
+    doc_id: int | str
+    response: str
+    target: Any = None
 
-    `doc_id` is the question's number (its row in the benchmark's data, from 0; the subtasks of BBH in alphabetical
-    order, one after the other), or `SUBTASK/INDEX`, or HumanEval's own `HumanEval/0`. Questions without a response are
-    not scored.
 
-    A line that says what was expected of its answer (`target`, as in the logs of `marsbench eval`) must belong to this
-    benchmark: answers to other questions would score, too, and say nothing. `UserError` where a line is no such object,
-    or its question does not exist, is answered twice, or was another one.
+def score_file(exam: Exam, file: Path) -> Scored:
+    """Score a file of responses, JSON Lines of `{"doc_id": ..., "response": ...}`; questions without one are left out.
+
+    `doc_id` is the question's number, `SUBTASK/INDEX`, or HumanEval's own `HumanEval/0`. A line with a `target`, as in
+    the logs of `marsbench eval`, must belong to this benchmark. `UserError` names a line that is wrong or there twice.
     """
-    said = {number: LoggedAnswer(number, text) for number, text in _read_responses(exam, responses).items()}
+    mend = 'every line needs {"doc_id": ..., "response": "..."}'
+    records = read_lines(file, _Response, what="a response", mend=mend)
+    names, targets = _names(exam), dict[int, str]()
+    if any(record.target for record in records):
+        for name, task in exam.tasks.items():
+            targets |= dict(zip(exam.numbers[name], map(str, map(task.doc_to_target, task.eval_docs)), strict=True))
+    said: dict[int, LoggedAnswer] = {}
+    for line, record in enumerate(records, 1):
+        where = f"{file}, line {line}"
+        number = names.get(str(record.doc_id))
+        if number is None:
+            fix = f"number its {len(set(names.values())):,} questions from 0, or write SUBTASK/INDEX"
+            raise UserError(f"{exam.benchmark.name} has no question {record.doc_id!r}", where=where, fix=fix)
+        if number in said:
+            raise UserError(f"question {record.doc_id!r} is answered twice", where=where, fix="keep one of the lines")
+        if record.target and record.target != targets[number]:
+            expected = shorten(targets[number], 60, placeholder=" ...")
+            what = f"this answers another question than {exam.benchmark.name} asks, of which {expected!r} is expected"
+            fix = 'name the benchmark that was asked, or leave "target" out of the lines to score them all the same'
+            raise UserError(what, where=where, fix=fix)
+        said[number] = LoggedAnswer(number, record.response)
     return evaluate(exam.only(said), said)
 
 
@@ -77,41 +98,7 @@ def compare_files(exam: Exam, first: Path, second: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Response:
-    doc_id: int | str
-    response: str
-    target: Any = None
-
-
-def _read_responses(exam: Exam, file: Path) -> dict[int, str]:
-    """Question number -> response."""
-    mend = 'every line needs {"doc_id": ..., "response": "..."}'
-    records = read_lines(file, _Response, what="a response", mend=mend)
-    names, targets = _names(exam), dict[int, str]()
-    if any(record.target for record in records):
-        for name, task in exam.tasks.items():
-            targets |= dict(zip(exam.numbers[name], map(str, map(task.doc_to_target, task.eval_docs)), strict=True))
-    responses: dict[int, str] = {}
-    for line, record in enumerate(records, 1):
-        where = f"{file}, line {line}"
-        number = names.get(str(record.doc_id))
-        if number is None:
-            fix = f"number its {len(set(names.values())):,} questions from 0, or write SUBTASK/INDEX"
-            raise UserError(f"{exam.benchmark.name} has no question {record.doc_id!r}", where=where, fix=fix)
-        if number in responses:
-            raise UserError(f"question {record.doc_id!r} is answered twice", where=where, fix="keep one of the lines")
-        if record.target and record.target != targets[number]:
-            expected = shorten(targets[number], 60, placeholder=" ...")
-            what = f"this answers another question than {exam.benchmark.name} asks, of which {expected!r} is expected"
-            fix = 'name the benchmark that was asked, or leave "target" out of the lines to score them all the same'
-            raise UserError(what, where=where, fix=fix)
-        responses[number] = record.response
-    return responses
-
-
 def _names(exam: Exam) -> dict[str, int]:
-    """Every name that a question goes by -> its number."""
     names: dict[str, int] = {}
     for task, numbers in exam.numbers.items():
         subtask = task.removeprefix(f"{exam.benchmark.file.stem}_")
@@ -124,7 +111,6 @@ def _names(exam: Exam) -> dict[str, int]:
 
 
 def _flat(values: Sequence[Any]) -> list[float]:
-    """The values of all questions; those of a question's parts one by one."""
     return [part for value in values for part in (value if isinstance(value, list) else [value])]
 
 

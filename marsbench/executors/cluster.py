@@ -1,8 +1,4 @@
-"""A Ray cluster: a CPU or a GPU for each task, a whole node for what is timed.
-
-A task is handed over once all that it comes after have ended, and with what they made; Ray decides where and when it
-runs, and keeps what is timed waiting until its node is free. Only what was asked for a cluster imports this.
-"""
+"""A Ray cluster, imported where it is asked for: a CPU or GPU for each task, a whole node for what is timed."""
 
 import hashlib
 import logging
@@ -22,8 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from marsbench.errors import UserError
 from marsbench.executors.tasks import LOOK_S, Ended, Executor, Task, log_of, perform
-from marsbench.files import write_atomically
-from marsbench.paths import PACKAGE
+from marsbench.files import PACKAGE, write_atomically
 from marsbench.provenance import NODE, package_versions
 
 _ANSWER_S = 120.0  # within which every node must say that it sees the shared folder
@@ -51,10 +46,7 @@ class Cluster(Executor):
     tries = 5
 
     def __init__(self, address: str, logs: Path) -> None:
-        """Connect ("auto": to this machine's cluster) and see that all nodes share the folder of `logs` and the code.
-
-        `UserError` where there is no such cluster, or a node of it is not fit for the work.
-        """
+        """Connect ("auto": to this machine's cluster); `UserError` without one, or if a node lacks folder or code."""
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -137,7 +129,6 @@ _SEEN = ray.remote(num_cpus=0, max_retries=0)(_what_runs)
 
 
 def _check(nodes: Sequence[_Node], folder: Path) -> None:
-    """`UserError` with the nodes that do not see a folder of ours, or would make other numbers, and why."""
     file, complaints = write_atomically(folder / f"token-{uuid4().hex}", b""), list[str]()
     ours, asked = _what_runs(folder), [_SEEN.options(scheduling_strategy=node.only()).remote(file) for node in nodes]
     for node, answer in zip(nodes, asked, strict=True):

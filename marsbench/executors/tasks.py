@@ -1,15 +1,26 @@
-"""Tasks that depend on each other, what a process does with one, and the interface behind which all are carried out."""
+"""Tasks that depend on each other, and who carries them out: this process, or several on this machine.
 
+Of processes, each is a pool by itself, so that a lost one loses one task. `cluster` has the machines of a cluster.
+"""
+
+import os
+import signal
 import sys
 import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Generator, Sequence
-from contextlib import redirect_stderr
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
+from multiprocessing import forkserver, get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import BaseContext
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from marsbench.errors import UserError
@@ -46,11 +57,6 @@ class Ended:
     seconds: float  # it took
 
 
-def ended_by(task: Task, error: UserError, node: str = "", seconds: float = 0.0) -> Ended:
-    """The end of a task that an error has ended, after so many seconds on a node."""
-    return Ended(task.name, task.failed(error), error, node, seconds)
-
-
 # ---- in the process of a task ---------------------------------------------------------------------------------------
 
 
@@ -59,10 +65,7 @@ def log_of(logs: Path, name: str) -> Path:
 
 
 def perform(task: Task, made: Sequence[Any], logs: Path, node: str = "") -> Ended:
-    """Carry out a task here; what it says goes to its log, and its error, if there is one, into its end.
-
-    `made` is what the tasks before have made, `node` the name of this machine in a cluster.
-    """
+    """Carry out a task here, a cluster's `node`, given what those before have `made`; what it says goes to its log."""
     started, log = time.perf_counter(), log_of(logs, task.name)
     error: UserError | None = None
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +84,7 @@ def perform(task: Task, made: Sequence[Any], logs: Path, node: str = "") -> Ende
             fix = "mend what the log says; the same command then goes on where it stopped"
             error = UserError(f"{task.title} failed: {what}", where=str(log), fix=fix)
     took = time.perf_counter() - started
-    return ended_by(task, error, node, took) if error else Ended(task.name, value, None, node, took)
+    return Ended(task.name, task.failed(error) if error else value, error, node, took)
 
 
 # ---- all of them ----------------------------------------------------------------------------------------------------
@@ -113,7 +116,6 @@ class Order:
         self.ready = [other for other in self.ready if other is not task]
 
     def made(self, task: Task) -> list[Any]:
-        """What a task's predecessors have made; None for those that were done already."""
         return [self._values.get(name) for name in task.after]
 
     def end(self, ended: Ended) -> None:
@@ -128,18 +130,12 @@ class Order:
 
 
 class Executor(ABC):
-    """Carries out one list of tasks, on processes here or on nodes."""
-
     workers: int  # how many tasks run at a time
     tries: int  # of a task whose process or node was lost
     logs: Path  # the folder of all logs
 
     def run(self, tasks: Sequence[Task]) -> Generator[Ended, None, None]:
-        """Carry out all tasks, each after those that it comes after, and yield them as they end.
-
-        A task that raises an error has failed; the others go on. One whose process or node was lost is done again, a
-        few times. Closing the iterator early ends all tasks that run.
-        """
+        """Carry out all tasks, each after its predecessors, and yield them as they end; what was lost is done again."""
         order, losses = Order(tasks), Counter[str]()
         try:
             while order:
@@ -154,7 +150,8 @@ class Executor(ABC):
                     if ended is None:
                         what = f"{task.title}: its process was lost {self.tries} times"
                         fix = "there may be too little memory for so many at a time: see its log, and --jobs"
-                        ended = ended_by(task, UserError(what, where=str(log_of(self.logs, task.name)), fix=fix))
+                        error = UserError(what, where=str(log_of(self.logs, task.name)), fix=fix)
+                        ended = Ended(task.name, task.failed(error), error, "", 0.0)
                     order.end(ended)
                     yield ended
         finally:
@@ -170,3 +167,113 @@ class Executor(ABC):
 
     def close(self) -> None:  # noqa: B027
         """End all tasks that run."""
+
+
+class Local(Executor):
+    """Up to `workers` processes, which end with this one; a task that is `alone` has the whole machine."""
+
+    tries = 3
+
+    def __init__(self, workers: int, logs: Path, *, gpus: int = 0, preload: Sequence[str] = ()) -> None:
+        """The processes share so many GPUs, or have a core each; `preload` names what every task imports."""
+        self.workers, self.logs, self._gpus = workers, logs, gpus
+        self._context = import_ahead(preload)
+        self._idle, self._pools = list(range(self.workers)), dict[int, ProcessPoolExecutor]()
+        self._running = dict[Future[Ended], tuple[Task, int]]()
+        self._ours, self._theirs = self._context.Pipe(duplex=False)
+
+    def close(self) -> None:
+        if self._running:
+            self._theirs.close()  # which ends all processes at once
+        for pool in self._pools.values():
+            pool.shutdown(cancel_futures=True)
+        self._theirs.close()
+        self._ours.close()
+
+    def start(self, task: Task, made: Sequence[object]) -> bool:
+        """Start a task in an idle lane, or, if it is to be alone and nothing runs, in a process of its own."""
+        others = [running for running, _ in self._running.values()]
+        has_room = not others if task.alone else self._idle and not any(other.alone for other in others)
+        if not has_room:
+            return False
+        lane = _ALONE if task.alone else self._idle.pop(0)
+        if task.alone and self._gpus:  # who idles meanwhile would keep the memory of its GPU
+            for idle in [*self._pools]:
+                self._pools.pop(idle).shutdown()
+        if lane not in self._pools:
+            self._pools[lane] = ProcessPoolExecutor(
+                1, mp_context=self._context, initializer=_begin, initargs=(self._ours, lane, self._gpus)
+            )
+        self._running[self._pools[lane].submit(perform, task, made, self.logs)] = task, lane
+        return True
+
+    def ended(self) -> list[tuple[Task, Ended | None]]:
+        done, _ = wait(self._running, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+        endings = list[tuple[Task, Ended | None]]()
+        for future in done:
+            task, lane = self._running.pop(future)
+            lost = isinstance(future.exception(), BrokenProcessPool)
+            if lane == _ALONE or lost:
+                self._pools.pop(lane).shutdown(wait=False)
+            if lane != _ALONE:
+                self._idle.append(lane)
+            endings.append((task, None if lost else future.result()))
+        return endings
+
+
+class Here(Executor):
+    """This process, which does one task after another and says on the terminal what it does; a bug ends them all."""
+
+    workers = tries = 1
+
+    def __init__(self, logs: Path, reporter: Reporter) -> None:
+        self.logs, self._reporter, self._over = logs, reporter, list[tuple[Task, Ended | None]]()
+
+    def start(self, task: Task, made: Sequence[object]) -> bool:
+        if self._over:
+            return False
+        started, error = time.perf_counter(), None
+        try:
+            value = task.run(made, self._reporter)
+        except UserError as problem:
+            error, value = problem, task.failed(problem)
+        self._over.append((task, Ended(task.name, value, error, "", time.perf_counter() - started)))
+        return True
+
+    def ended(self) -> list[tuple[Task, Ended | None]]:
+        endings, self._over = self._over, []
+        return endings
+
+
+_ALONE = -1  # the lane of what is to be alone
+
+
+def import_ahead(preload: Sequence[str]) -> BaseContext:
+    """How processes start: forked off one that imports all of this beside us from now on; on macOS each by itself."""
+    if sys.platform != "linux":
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload([*preload])
+    forkserver.ensure_running()
+    return context
+
+
+def _begin(held: Connection, lane: int, gpus: int) -> None:
+    """What a process does first: take its core or GPU, leave Ctrl-C to the driver, and listen whether that lives."""
+
+    def end_with_driver() -> None:  # a driver that lets go of the other end of the pipe, or is killed
+        with suppress(EOFError, OSError):
+            held.recv()
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=end_with_driver, daemon=True).start()
+    if lane == _ALONE:
+        return
+    if gpus:
+        given = os.environ.get("CUDA_VISIBLE_DEVICES")  # of those that this process was given, one
+        os.environ["CUDA_VISIBLE_DEVICES"] = given.split(",")[lane % gpus] if given else str(lane % gpus)
+    else:
+        import torch
+
+        torch.set_num_threads(1)

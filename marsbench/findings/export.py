@@ -10,7 +10,7 @@ from marsbench.errors import UserError, unknown_name
 from marsbench.files import check_can_be_written, write_atomically
 from marsbench.findings.sweep import speed_up
 from marsbench.rows.kinds import EvaluationRow, Row, SweepRow, to_json
-from marsbench.rows.store import read_rows, rows_text
+from marsbench.rows.workspace import read_rows, rows_text
 
 FORMATS = (".csv", ".jsonl")
 

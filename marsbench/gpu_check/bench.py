@@ -17,11 +17,11 @@ from marsbench.compiled.fixed import Steps
 from marsbench.compiled.graphs import Graphs
 from marsbench.decoding.engine import Batch, KindOfBatch, Method, OutsideMethod, decode
 from marsbench.decoding.generation import Generation, Request
+from marsbench.files import PACKAGE
 from marsbench.forward.window import without_cudnn_attention
 from marsbench.line import renamed
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.methods.carried import carried_over
-from marsbench.paths import PACKAGE
 from marsbench.racing.carried import Carried, draws_of
 from marsbench.racing.race import Stopwatch
 from marsbench.training import checkpoints

@@ -24,9 +24,9 @@ from marsbench.keys import content_hash
 from marsbench.methods import METHODS
 from marsbench.presets import in_seconds
 from marsbench.provenance import float32_products, provenance
-from marsbench.racing.race import synchronize
 from marsbench.racing.step_time import read_per_second
 from marsbench.rows.kinds import CheckRow
+from marsbench.training.checkpoints import synchronize
 from marsbench.training.objectives import mars_loss
 from marsbench.training.stages import recipe
 from marsbench.training.trainer import train

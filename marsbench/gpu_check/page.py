@@ -10,7 +10,7 @@ from marsbench.paper import published
 from marsbench.rendering.markdown import filled, paragraphs, table
 from marsbench.rendering.sections import facts_section
 from marsbench.rows.kinds import CheckRow, MethodStepRow
-from marsbench.rows.store import read_rows, rows_text
+from marsbench.rows.workspace import read_rows, rows_text
 
 _FOLDER, _PAGE = Path("results/gpu"), "reports/gpu.md"
 _SCALES = {"bytes": (2**30, "GiB"), "s": (1e-3, "ms")}  # a unit in a name -> what it is shown in

@@ -19,13 +19,12 @@ import torch
 from rich.console import Console
 
 from marsbench.decoding.engine import Batch
-from marsbench.files import write_atomically
+from marsbench.files import PACKAGE, write_atomically
 from marsbench.gpu_check.bench import Bench, Tried, tried
 from marsbench.gpu_check.checks import run_checks
 from marsbench.gpu_check.page import LINES, keep, place, write_gpu_page
 from marsbench.json_lines import Log
 from marsbench.keys import content_hash
-from marsbench.paths import PACKAGE
 from marsbench.provenance import provenance
 from marsbench.racing.carried import Carried, carried_of
 from marsbench.racing.step_time import read_per_second

@@ -13,9 +13,8 @@ from marsbench.overview.work import tasks_of
 from marsbench.presets import Preset
 from marsbench.progress import terminal_table
 from marsbench.racing.grid import Grid
-from marsbench.running.estimates import questions_of
 from marsbench.running.graph import Known, RunTask
-from marsbench.running.plans import TablePlan, is_ours
+from marsbench.running.plans import TablePlan, is_ours, questions_of
 from marsbench.studies.study import Study
 
 _WORKERS = 8, 64  # cores, GPUs: into how many pieces answers are cut

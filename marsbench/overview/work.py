@@ -5,7 +5,6 @@ A plan, processes of this machine and a cluster all read that list.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -14,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from marsbench.errors import UserError
-from marsbench.executors.local import Here
-from marsbench.executors.tasks import Ended, Executor, log_of
+from marsbench.executors.tasks import Ended, Executor, Here, log_of
 from marsbench.overview import PRELOAD
 from marsbench.presets import Preset
 from marsbench.progress import roughly
@@ -182,9 +180,9 @@ def shown(running: Iterable[Ended], tasks: Sequence[RunTask], run: Run) -> Itera
 
     How far a task is that runs, its log says.
     """
-    known, seconds, begun = {task.name: task for task in tasks}, 0.0, time.monotonic()
-    whole = sum(task.seconds for task in tasks)
-    with run.reporter.bar(f"{len(tasks)} pieces of work", guesses=False) as bar:
+    known, seconds, whole = {task.name: task for task in tasks}, 0.0, sum(task.seconds for task in tasks)
+    with run.reporter.bar(f"{len(tasks)} pieces of work, by their seconds") as bar:
+        bar.update(0, round(whole))
         for done, ended in enumerate(running, 1):
             task, where = known[ended.name], f" on {ended.node}" if ended.node else ""
             if ended.error is None:
@@ -192,9 +190,8 @@ def shown(running: Iterable[Ended], tasks: Sequence[RunTask], run: Run) -> Itera
             else:
                 log = log_of(run.workspace.logs, task.name)
                 run.reporter.say(escape(f"failed: {task.title}{where}: {ended.error.what} (see {log})"))
-            seconds += task.seconds  # what is done says how good the estimates are
-            left = (time.monotonic() - begun) * (whole - seconds) / seconds if seconds else 0.0
-            bar.update(done, len(tasks), f"{roughly(left)} left" if left else "")
+            seconds += task.seconds  # as estimated: the bar says by them how long the rest may take
+            bar.update(round(seconds), round(whole), f"{done} pieces done")
             yield ended
 
 
@@ -233,6 +230,6 @@ def executor_of(run: Run, *, jobs: int | None = None, cluster: str | None = None
     jobs = jobs or gpus or (min(torch.get_num_threads(), _MOST) if run.scale.world else 1)
     if jobs == 1:
         return Here(run.workspace.logs, run.reporter)
-    from marsbench.executors.local import Local
+    from marsbench.executors.tasks import Local
 
     return Local(jobs, run.workspace.logs, gpus=gpus, preload=PRELOAD)

@@ -8,6 +8,7 @@ from importlib import resources
 from typing import Any, Literal
 
 import yaml
+from pydantic import TypeAdapter
 
 from marsbench.errors import UserError, check_known
 
@@ -18,10 +19,7 @@ _FILES = resources.files(__package__)
 
 @dataclass(frozen=True)
 class Budget:
-    """How long and how hard a stage trains: for a number of steps, or for `epochs` over the data.
-
-    Fields after `weight_decay` are left out of a recipe's key at their defaults: recipes without them keep theirs.
-    """
+    """How long and how hard a stage trains. Fields after `weight_decay` are in a recipe's key only where set."""
 
     batch_size: int  # sequences per step, over all processes and accumulation steps together
     learning_rate: float  # peak, after a linear warm-up
@@ -77,9 +75,6 @@ class World:
     instruct_base: bool = False  # whether bases learn from conversations too, half and half with plain text
     draft_pretraining: Budget | None = None  # of the draft's base; None = as the base's
 
-    def pretraining_of(self, *, draft: bool) -> Budget:
-        return (draft and self.draft_pretraining) or self.pretraining
-
 
 @dataclass(frozen=True)
 class Pretrained:
@@ -90,7 +85,7 @@ class Pretrained:
     gradient_checkpointing: bool  # compute activations twice instead of keeping them
     # Objective -> sequences at once at most, where memory does not decide; accumulation makes up the batch.
     rows_per_device: dict[str, int]
-    memory_gib: float | None = None  # what pieces of a batch are cut for on a CPU, GiB; None = what is free
+    memory_gib: int | float | None = None  # what pieces of a batch are cut for on a CPU, GiB; None = what is free
 
 
 @dataclass(frozen=True)
@@ -139,10 +134,7 @@ class Preset:
     in_seconds: bool = False  # for tests: pages measure as little as shows that they work
 
     def ready_checkpoint(self, stage: str, block_size: int | None) -> str | None:
-        """The checkpoint that stands for a stage without training it, None where it is to be trained.
-
-        `block_size` is None for stages without blocks.
-        """
+        """The checkpoint that stands for a stage (without blocks: None) untrained; None where it is to be trained."""
         plain = self.published.get(stage) if block_size in (None, DEFAULT_BLOCK_SIZE) else None
         ready = plain or self.published.get(f"{stage}-b{block_size}")
         return self.pretrained.base if ready is None and self.pretrained and stage == "base" else ready
@@ -190,6 +182,9 @@ class Preset:
         )
 
 
+_READER = TypeAdapter(Preset)
+
+
 def scales() -> list[str]:
     return sorted(file.name.removesuffix(".yaml") for file in _FILES.iterdir() if file.name.endswith(".yaml"))
 
@@ -203,7 +198,6 @@ def scales_with_chat_data() -> list[str]:
 
 
 def scales_shown_with(scale: str) -> list[str]:
-    """The scales that share an index with this one, itself among them, in their order there."""
     placed = {name: place for name in scales() if (place := preset(name).place) is not None}
     return sorted(placed, key=placed.__getitem__) if scale in placed else [scale]
 
@@ -217,16 +211,8 @@ def option_for(scale: str) -> str:
 def preset(scale: str) -> Preset:
     check_known("scale", scale, scales())
     values = yaml.safe_load((_FILES / f"{scale}.yaml").read_text(encoding="utf-8"))
-    in_world = values.get("world", {})
-    for within, name, kind in (
-        (in_world, "pretraining", Budget), (in_world, "draft_pretraining", Budget), (values, "finetuning", Budget),
-        (values, "assumptions", Assumptions), (values, "world", World), (values, "pretrained", Pretrained),
-        (values, "adapter", AdapterSize),
-    ):  # fmt: skip
-        if name in within:
-            within[name] = kind(**within[name])
     values["published"] = {stage: _beside(place) for stage, place in values.get("published", {}).items()}
-    return Preset(scale, **values | {"benchmarks": tuple(values["benchmarks"])})
+    return _READER.validate_python({"scale": scale, **values})
 
 
 def _beside(place: str) -> str:

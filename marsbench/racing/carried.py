@@ -1,13 +1,7 @@
 """Acceptance that is carried over: a method keeps as many tokens a step as measured elsewhere, whatever the model says.
 
-So random weights of a true shape race as trained ones would: what a step computes is real, what it accepts is drawn.
-Other suites call it forced or synthetic acceptance. What such a method writes means nothing, and no claim on accuracy
-may stand on it.
-
-A table in YAML, as other suites exchange them, says the mean tokens of a step by its number of drafts:
-
-    model:
-      thinking_off: {1: 1.7, 3: 2.4}
+So random weights of a true shape race as trained ones would (others say forced or synthetic acceptance). What such a
+method writes means nothing, and no claim on accuracy may stand on it.
 """
 
 import random
@@ -34,7 +28,6 @@ class Carried(NamedTuple):
 
 
 def draws_of(rates: Sequence[float], seed: int = 0) -> list[int]:
-    """Guesses kept in each of many steps."""
     drawn = random.Random(f"acceptance {seed}")
     return [sum(one < rate for rate in rates) for one in (drawn.random() for _ in range(_DRAWS))]
 
@@ -42,11 +35,7 @@ def draws_of(rates: Sequence[float], seed: int = 0) -> list[int]:
 def carried_of(said: Any, guesses: int, where: str = "") -> Carried:
     """What a grid says of a contender's acceptance, for so many guesses: `mean`, `rates`, `published` or `file`.
 
-    `published` is a benchmark, or `average`, of the paper's Table 4 at tau = .95, with `scale` (7b) and `block_size`
-    (guesses + 1) beside it; `file` is a table in YAML.
-
-    Raises:
-        UserError: it says something else, or asks for more than can be kept.
+    `published` is a benchmark of the paper's Table 4 at tau = .95, or `average`; `UserError` for what cannot be meant.
     """
     known = [name for name in _KINDS if isinstance(said, Mapping) and name in said]
     if len(known) != 1 or set(said) - {*known, *(("scale", "block_size") if known == ["published"] else ())}:

@@ -1,17 +1,22 @@
 """The course that all contenders of a grid run: their models, loaded once, the prompts, the questions behind them."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from lm_eval.api.instance import Instance
 
 from marsbench.answering import Answering, default_ids
 from marsbench.compiled.graphs import Graphs, records_on, why_not
 from marsbench.decoding.engine import Method, OutsideMethod
 from marsbench.errors import UserError
-from marsbench.evaluation.benchmarks import benchmarks
+from marsbench.evaluation.benchmarks import benchmark, benchmarks
+from marsbench.evaluation.harness import Exam, LoggedAnswer, cut_in_words, evaluate, prepare, without_beginning
 from marsbench.forward.limits import room_for_prompt
 from marsbench.keys import content_hash, versions
 from marsbench.line import Line, TrainedStage
@@ -20,13 +25,110 @@ from marsbench.methods.carried import carried_over
 from marsbench.provenance import products, provenance
 from marsbench.racing.carried import draws_of
 from marsbench.racing.grid import Grid
-from marsbench.racing.questions import Prompts, Questions, ask, per_benchmark
 from marsbench.racing.race import Outcome, Race
 from marsbench.racing.step_time import step_times
 from marsbench.rows.kinds import TrainingRow
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded, default_device
+
+
+@dataclass(frozen=True)
+class Question:
+    benchmark: str
+    doc_id: int  # its number in the benchmark's data
+    prompt: str  # in the chat template, up to where the assistant begins
+
+
+@dataclass
+class Questions:
+    """As many questions of every benchmark, in turn: question i is of benchmark i modulo their number."""
+
+    exams: Mapping[str, Exam]
+    questions: list[Question]
+    _scores: dict[tuple[str, int, str], float] = field(default_factory=dict)  # (benchmark, doc_id, response) -> score
+
+    @property
+    def benchmarks(self) -> list[str]:
+        return list(self.exams)
+
+    def prompts(self, tokenizer: Any, room: int) -> "Prompts":
+        """The prompts as token ids; of those longer than `room` tokens, the end."""
+        whole = tokenizer([question.prompt for question in self.questions], add_special_tokens=False).input_ids
+        cut = [without_beginning(ids, room) for ids in whole]
+        return Prompts([ids for ids, _ in cut], [count for _, count in cut])
+
+    def cut_in_words(self, prompts: "Prompts", room: int) -> list[str]:
+        cuts = {name: prompts.cuts[place :: len(self.exams)] for place, name in enumerate(self.exams)}
+        return [said for name, cuts_of in cuts.items() if (said := cut_in_words(name, cuts_of, room))]
+
+    def score(self, responses: Sequence[str]) -> list[float]:
+        """The accuracy of each question's response, 0 or 1; a response is scored once, however often it comes."""
+        for name, exam in self.exams.items():
+            new = {
+                question.doc_id: response
+                for question, response in zip(self.questions, responses, strict=True)
+                if question.benchmark == name and (name, question.doc_id, response) not in self._scores
+            }
+            if new:
+                answers = {number: LoggedAnswer(number, response) for number, response in new.items()}
+                scored = evaluate(exam.only(new), answers)
+                for answer, correct in zip(scored.answers, scored.correct, strict=True):
+                    self._scores[name, answer.doc_id, answer.response] = correct
+        return [
+            self._scores[question.benchmark, question.doc_id, response]
+            for question, response in zip(self.questions, responses, strict=True)
+        ]
+
+    def fingerprint(self) -> str:
+        """Sixteen hexadecimal digits over the prompts and all that decides their scores."""
+        tasks = {name: exam.fingerprint for name, exam in self.exams.items()}
+        content = json.dumps([tasks, [vars(question) for question in self.questions]], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def ask(names: Sequence[str], count: int, tokenizer: Any, data_dir: Path | None = None) -> Questions:
+    """`count` questions from all benchmarks alike, in a chat template; `UserError` where there are not so many."""
+    each = per_benchmark(count, names)
+    exams = {name: prepare(benchmark(name), data_dir).first(each) for name in names}
+    for name, exam in exams.items():
+        if len(exam.asked()) < each:
+            raise UserError(f"{name} has {len(exam.asked())} questions, not {each}", fix="ask fewer prompts")
+    prompts = {name: prompts_of(exam, tokenizer) for name, exam in exams.items()}
+    in_turn = zip(*[exam.asked() for exam in exams.values()], strict=True)
+    questions = [
+        Question(name, number, prompts[name][number])
+        for numbers in in_turn
+        for name, number in zip(exams, numbers, strict=True)
+    ]
+    return Questions(exams, questions)
+
+
+class Prompts(NamedTuple):
+    ids: list[list[int]]
+    cuts: list[int]  # of each, the tokens that the context had no room for
+
+
+def per_benchmark(count: int, names: Sequence[str]) -> int:
+    """How many of `count` questions fall to each benchmark; `UserError` where they cannot be shared alike."""
+    each, rest = divmod(count, len(names))
+    if rest or not each:
+        raise UserError(
+            f"{count} prompts cannot be shared by {len(names)} benchmarks alike", fix=f"ask a multiple of {len(names)}"
+        )
+    return each
+
+
+def prompts_of(exam: Exam, tokenizer: Any) -> dict[int, str]:
+    prompts, answers = dict[int, str](), dict[int, LoggedAnswer]()
+
+    def note(requests: Mapping[int, Instance]) -> None:
+        for number, request in requests.items():
+            prompts[number], answers[number] = request.args[0], LoggedAnswer(number, "")
+
+    evaluate(exam, answers, tokenizer, note)
+    return prompts
+
 
 Load = Callable[[str, int, torch.dtype], Loaded]  # stage, block size -> its model; `UserError` where there is none
 
@@ -35,10 +137,6 @@ class Cell(NamedTuple):
     line: Line
     batch_size: int
     key: str
-
-    @property
-    def name(self) -> str:
-        return self.line.name
 
 
 class Course:
@@ -49,8 +147,7 @@ class Course:
         self._checkpoints = Checkpoints(run)
         self._backend = "eager" if records_on(torch.device(default_device())) else "inductor"  # as keys call them
         self._load = cache(load or self._checkpoint)
-        # Graphs belong to one method: both are kept, so that what was compiled at one batch size serves at the
-        # next, and at one threshold for all.
+        # By steps: what was compiled at one batch size serves at the next, and at one threshold for all.
         self._compiled: dict[str, tuple[Method | OutsideMethod, Graphs]] = {}
         self.benchmarks = benchmarks(grid.benchmarks or run.benchmarks or run.scale.benchmarks)
         self.max_new_tokens = grid.max_new_tokens or max(map(run.answer_limit, self.benchmarks))
@@ -60,7 +157,6 @@ class Course:
         return self._checkpoints.trained(self.grid.checkpoints, now=True)
 
     def _checkpoint(self, stage: str, block_size: int, dtype: torch.dtype) -> Loaded:
-        """A stage's checkpoint; `UserError` where there is none and training one would take days."""
         trained = TrainedStage.of(stage, block_size)
         if reason := self._checkpoints.missing(trained):
             raise UserError(reason)
@@ -75,7 +171,6 @@ class Course:
         return self._load(line.draft.stage, line.block_size, self._dtype) if line.draft else None
 
     def entrant(self, line: Line, batch_size: int) -> Answering:
-        """A contender ready to race; `UserError` says why it cannot."""
         if METHODS[line.method].one_row and batch_size > 1:
             raise UserError(f"{line.method} decodes one sequence at a time", fix="race it at batch size 1")
         loaded = self.target(line)
@@ -107,9 +202,10 @@ class Course:
 
     @property
     def plain(self) -> Line:
-        return next(line for line in self.grid.contenders if line.name == "ar")
+        contenders: tuple[Line, ...] = self.grid.contenders
+        return next(line for line in contenders if line.name == "ar")
 
-    @cached_property
+    @property
     def baseline(self) -> Loaded:
         """The checkpoint of `ar`, whose tokenizer writes the prompts for all."""
         return self.target(self.plain)
@@ -132,7 +228,6 @@ class Course:
 
     @cached_property
     def everywhere(self) -> dict[str, Any]:
-        """What can change the numbers of any cell: code, machine, questions, effort."""
         origin = provenance(seed=self.run.seed)
         return {
             "versions": versions("decoding", "timing"),
@@ -155,7 +250,6 @@ class Course:
         return keyed
 
     def why_not(self, cell: Cell) -> str:
-        """Why a cell cannot be measured, empty if it can."""
         try:
             self.entrant(cell.line, cell.batch_size)
         except UserError as error:
@@ -167,7 +261,7 @@ class Course:
 
     def race(self, cells: Sequence[Cell], laps: int | None = None) -> Race:
         """The race of some contenders at one batch size, of so many timed laps; None = as many as the grid says."""
-        contenders = {cell.name: self.entrant(cell.line, cell.batch_size) for cell in cells}
+        contenders = {cell.line.name: self.entrant(cell.line, cell.batch_size) for cell in cells}
         laps = self.grid.repeats if laps is None else laps
         eos_id, pad_id = default_ids(self.baseline)
         return Race(
@@ -185,5 +279,4 @@ class Course:
 
 
 def _steps_of(line: Line) -> str:
-    """What decides a line's steps: everything but its name and its threshold."""
     return content_hash({**line.keyed, "name": "", "threshold": None})

@@ -7,9 +7,7 @@
       - {method: ar, stage: mars, name: ar}
       - {method: mars, stage: mars, window: 4, threshold: [one, 0.95, 0.9]}
 
-A list among a contender's settings stands for as many contenders; several lists for all their combinations. What says
-`compiled: true` decodes by compiled steps and is called so; it is held against `ar` that is compiled too. With
-`acceptance: {mean: 1.8}` it keeps so many tokens a step, whatever the model says (see `carried.py`).
+A list among a contender's settings stands for as many contenders; several lists for all their combinations.
 """
 
 import json
@@ -18,20 +16,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, Required
+from typing import Annotated, Any, Required
 
 import yaml
 from pydantic import Field, with_config
 from typing_extensions import TypedDict
 
 from marsbench.errors import UserError, told_to_user
+from marsbench.files import PACKAGE
 from marsbench.json_lines import parse_json, read_text
 from marsbench.line import Line, TrainedStage, checkpoints_of, renamed
 from marsbench.methods import METHODS, OPTIONS, Decoding
-from marsbench.paths import PACKAGE
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset, preset
 from marsbench.racing.carried import carried_of
-from marsbench.running.estimates import decoding_s
+from marsbench.running.plans import decoding_s
 from marsbench.training.stages import stage
 
 _WORDS = {"threshold": "tau", "cache_block": "B_cache", "tree_width": "tree"}  # in names of contenders
@@ -39,17 +37,24 @@ COMPILED_AR = "ar, compiled"  # what compiled contenders are held against
 BASELINES = ("ar", "hf-generate", COMPILED_AR)  # contenders by these names run in every race
 
 
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+@with_config(extra="forbid")
 @dataclass(frozen=True)
 class Grid:
-    contenders: tuple[Line, ...]
-    batch_sizes: tuple[int, ...]
-    prompts: int
-    repeats: int
+    """A grid, as its file says it, where contenders are objects that stand for one line or several."""
+
+    contenders: tuple[Any, ...]
+    batch_sizes: Annotated[tuple[Count, ...], Field(min_length=1)]
+    prompts: Count
+    repeats: Count
     benchmarks: tuple[str, ...] = ()  # none = the scale's own
-    max_new_tokens: int | None = None  # None = the scale's
-    dtype: str = "float32"  # of weights and caches
-    timeout_s: float = 900.0  # of one contender for one lap at one batch size
-    positions: int = 1024  # also time forward passes of up to so many positions; 0 = none
+    max_new_tokens: Count | None = None  # None = the scale's
+    dtype: Annotated[str, Field(pattern="^(float32|bfloat16|float16)$")] = "float32"  # of weights and caches
+    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 900.0  # of a contender for a lap at a batch size
+    # Also time forward passes of up to so many positions; 0 = none.
+    positions: Annotated[int, Field(ge=0, lt=2**31)] = 1024
     page: str = "speedup"  # whose it is
 
     @property
@@ -97,39 +102,27 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def read_grid(file: Path, *, quick: bool = False) -> Grid:
-    """A grid from its file; `quick` takes what the file says under `quick` in place of the full settings, and leaves
-    out who is compiled, unless it says `compiled: true` there.
-
-    Raises:
-        UserError: the file is missing or no YAML, or a setting is unknown or out of range; it says which.
-    """
+    """A grid from its file, with what stands there under `quick`, if that is wanted; `UserError` says what is wrong."""
     text = read_text(file, "give a YAML file with --grid")
     with told_to_user("not a YAML file", yaml.YAMLError, ValueError, RecursionError, where=file, fix="mend it there"):
         settings = yaml.load(text, _UniqueKeys)
     try:
-        return _grid(settings, quick)
+        said = _checked(settings, dict[str, Any])
+        smaller = _checked(said.pop("quick", {}), dict[str, Any], "quick")
+        leaves_out = not smaller.pop("compiled", False) and quick  # compiling takes longer than a quick race
+        usual, small = _checked(said, Grid), _checked(said | smaller, Grid, "quick")
+        chosen: Grid = small if quick else usual
+        contenders = [
+            contender for number, given in enumerate(chosen.contenders, 1) for contender in _contenders(given, number)
+        ]
+        _check(contenders)
+        if leaves_out:
+            contenders = [contender for contender in contenders if not contender.compiled]
+        return replace(chosen, contenders=tuple(contenders))
     except UserError as error:
         raise UserError(
             error.what, where=f"{file}{f', {error.where}' if error.where else ''}", fix=error.fix
         ) from error
-
-
-Count = Annotated[int, Field(ge=1, lt=2**31)]
-
-
-@with_config(extra="forbid")
-class _Settings(TypedDict):
-    """What a grid's file may say; see `Grid`."""
-
-    contenders: list[dict[str, Any]]
-    batch_sizes: Annotated[list[Count], Field(min_length=1)]
-    prompts: Count
-    repeats: Count
-    benchmarks: NotRequired[list[str] | None]
-    max_new_tokens: NotRequired[Count | None]
-    dtype: NotRequired[Literal["float32", "bfloat16", "float16"]]
-    timeout_s: NotRequired[Annotated[float, Field(gt=0, allow_inf_nan=False)]]
-    positions: NotRequired[Annotated[int, Field(ge=0, lt=2**31)]]
 
 
 # What a contender says besides the options of its method.
@@ -146,22 +139,6 @@ def _checked(given: Any, kind: Any, where: str = "") -> Any:
     fix = "mend it there; marsbench/presets/grids/mini.yaml shows how"
     with told_to_user("this is no grid", ValueError, TypeError, where=where, fix=fix):
         return parse_json(json.dumps(given, default=str), kind)
-
-
-def _grid(settings: Any, quick: bool) -> Grid:
-    said = _checked(settings, dict[str, Any])
-    smaller = _checked(said.pop("quick", {}), dict[str, Any], "quick")
-    leaves_out = not smaller.pop("compiled", False) and quick  # compiling takes longer than a quick race
-    usual, small = _checked(said, _Settings), _checked(said | smaller, _Settings, "quick")
-    chosen = small if quick else usual
-    contenders = [
-        contender for number, given in enumerate(chosen["contenders"], 1) for contender in _contenders(given, number)
-    ]
-    _check(contenders)
-    if leaves_out:
-        contenders = [contender for contender in contenders if not contender.compiled]
-    lists = {name: tuple(chosen.get(name) or ()) for name in ("batch_sizes", "benchmarks")}
-    return Grid(**{**chosen, **lists, "contenders": tuple(contenders)})
 
 
 def _check(contenders: list[Line]) -> None:
@@ -183,8 +160,9 @@ def _check(contenders: list[Line]) -> None:
         )
 
 
-def _contenders(given: dict[str, Any], number: int) -> Iterator[Line]:
+def _contenders(given: Any, number: int) -> Iterator[Line]:
     where = f"contender {number}"
+    given = _checked(given, dict[str, Any], where)
     if empty := next((name for name, value in given.items() if value == []), None):
         raise UserError(f"the list of {empty} is empty", where=where, fix="fill it, or leave it out")
     lists = {name: value if isinstance(value, list) else [value] for name, value in renamed(given).items()}
@@ -227,5 +205,4 @@ def _contender(given: dict[str, Any], varied: list[str], where: str) -> Line:
 
 
 def called(name: str, compiled: bool) -> str:
-    """The name of a contender's eager or compiled form."""
     return f"{name}, compiled" if compiled else name

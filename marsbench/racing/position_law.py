@@ -50,11 +50,7 @@ def law_of(rows: Sequence[int], windows: Sequence[int], seconds: Sequence[Sequen
 
 
 def windows_by_rows(law: PositionLaw, rows: int, widest: int, acceptance: Sequence[float]) -> tuple[int, ...]:
-    """The fastest window for 1 row, 2, ... `rows`, in the linear layout: never wider for more rows.
-
-    A window of 1 is `ar`. Drafts cost more than their positions: a wider one must promise 5 % more tokens per second.
-    `acceptance` is how often each draft is right where all before it are; the last rate goes for all later ones too.
-    """
+    """The fastest window (1: `ar`) for 1 row, 2, ... `rows`, in a line; `acceptance` of drafts goes by place."""
     windows, rates = list[int](), [*acceptance, *[acceptance[-1]] * widest]
     for count in range(1, rows + 1):
         speeds = [1.0 / law.seconds_at(count)]
@@ -86,7 +82,6 @@ class Work:
 
     @property
     def window(self) -> float:
-        """Mean width of a row's window."""
         return self.positions / max(sum(self.row_forwards) - len(self.row_forwards), 1)
 
 

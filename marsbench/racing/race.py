@@ -22,6 +22,7 @@ from marsbench.json_lines import Log
 from marsbench.progress import Counted
 from marsbench.rows.kinds import Status
 from marsbench.statistics.intervals import Estimate, median_ratio
+from marsbench.training.checkpoints import synchronize
 
 WATCHED = 0  # the number of the lap that is not timed
 
@@ -38,76 +39,16 @@ class Stopwatch(Meter):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched:
-    """What a contender did with some prompts in the lap that is watched; lists have an entry per prompt."""
+class Outcome:
+    """What became of a contender, in a turn or in a whole race; only the watched lap has more than seconds."""
 
+    seconds: list[float] = field(default_factory=list)  # of the turn, or of each timed lap
+    status: Status = "done"
+    reason: str = ""
     generations: list[Generation] = field(default_factory=list)
     first_token: list[float] = field(default_factory=list)  # seconds from the start of its batch to a prompt's first
     last_token: list[float] = field(default_factory=list)  # and to its last one
     meter: Meter = field(default_factory=Meter)
-
-    @classmethod
-    def of(cls, generations: list[Generation], watch: Stopwatch, started: float) -> "Watched":
-        """A batch whose rows all joined at its first forward: when their tokens came, and the work."""
-        after = [stamp - started for stamp in watch.stamps]
-        return cls(
-            generations=generations,
-            first_token=[round(after[made.settled_by[0] - 1], 6) for made in generations],
-            last_token=[round(after[made.settled_by[-1] - 1], 6) for made in generations],
-            meter=watch,
-        )
-
-
-@dataclass(frozen=True)
-class Turn:
-    seconds: float
-    status: Status = "done"
-    reason: str = ""
-    watched: Watched | None = None  # in the lap that is watched
-
-
-@dataclass(frozen=True)
-class Round:
-    lap: int
-    batch: int
-    turns: Mapping[str, Turn]  # contender -> its turn at the batch; a contender that has dropped out is missing
-
-
-class RoundLog:
-    """The rounds of a race as they end, so that an interrupted race loses one round at most."""
-
-    def __init__(self, file: Path | None = None) -> None:
-        """Take up the rounds of a file; without one, they are kept in memory."""
-        mend = "remove the file; the race is run anew"
-        self._log = Log[Round](file, Round, what="a round of a race", mend=mend) if file else None
-        known = self._log.records() if self._log else []
-        self.rounds = {(round_.lap, round_.batch): round_.turns for round_ in known}
-
-    @property
-    def contenders(self) -> set[str]:
-        """All that started, as far as a round has ended."""
-        return {*self.rounds.get((WATCHED, 0), ())}
-
-    def restart(self) -> None:
-        self.rounds.clear()
-        if self._log is not None:
-            self._log.file.unlink(missing_ok=True)
-
-    def add(self, lap: int, batch: int, turns: Mapping[str, Turn]) -> None:
-        """Keep a round; it is on disk when this returns."""
-        self.rounds[lap, batch] = turns
-        if self._log is not None:
-            self._log.append(asdict(Round(lap, batch, turns)))
-
-    def turns(self, name: str) -> dict[tuple[int, int], Turn]:
-        return {place: turns[name] for place, turns in self.rounds.items() if name in turns}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome(Watched):
-    seconds: list[float] = field(default_factory=list)  # of each timed lap
-    status: Status = "done"
-    reason: str = ""
 
     @property
     def emitted(self) -> int:
@@ -121,6 +62,40 @@ class Outcome(Watched):
         """Its tokens per second over those of another contender of the same race, lap by lap."""
         theirs, mine = ([lap * self.emitted for lap in ar.seconds], [lap * ar.emitted for lap in self.seconds])
         return median_ratio(theirs, mine)
+
+
+@dataclass(frozen=True)
+class Round:
+    lap: int
+    batch: int
+    turns: Mapping[str, Outcome]  # contender -> its turn at the batch; a contender that has dropped out is missing
+
+
+class RoundLog:
+    """The rounds of a race as they end, so that an interrupted race loses one round at most."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        mend = "remove the file; the race is run anew"
+        self._log = Log[Round](file, Round, what="a round of a race", mend=mend) if file else None
+        known = self._log.records() if self._log else []
+        self.rounds = {(round_.lap, round_.batch): round_.turns for round_ in known}
+
+    @property
+    def contenders(self) -> set[str]:
+        return {*self.rounds.get((WATCHED, 0), ())}
+
+    def restart(self) -> None:
+        self.rounds.clear()
+        if self._log is not None:
+            self._log.file.unlink(missing_ok=True)
+
+    def add(self, lap: int, batch: int, turns: Mapping[str, Outcome]) -> None:
+        self.rounds[lap, batch] = turns
+        if self._log is not None:
+            self._log.append(asdict(Round(lap, batch, turns)))
+
+    def turns(self, name: str) -> dict[tuple[int, int], Outcome]:
+        return {place: turns[name] for place, turns in self.rounds.items() if name in turns}
 
 
 @dataclass(frozen=True)
@@ -154,10 +129,9 @@ class Race:
         return {name: self._outcome(log.turns(name)) for name in self.contenders}
 
     def _warm_up(self) -> None:
-        """Every contender decodes a batch of each size that there is; who fails will fail again when it counts.
+        """Every contender decodes a batch of each size; who fails will fail again when it counts.
 
-        Who compiles decodes all batches, so that no step is compiled under the clock: not for the latencies of the lap
-        that is watched, nor for its limit. For that, too, it has as long as the limit, and what is left comes later.
+        Who compiles decodes all batches, as long as the limit allows, so that no step is compiled under the clock.
         """
         sizes = list({len(batch): batch for batch in self.batches}.values())
         for contender in self.contenders.values():
@@ -168,7 +142,7 @@ class Race:
                 if contender.compiled and time.perf_counter() - started > self.limit_s:
                     break
 
-    def _turn(self, name: str, lap: int, batch: int, log: RoundLog) -> Turn:
+    def _turn(self, name: str, lap: int, batch: int, log: RoundLog) -> Outcome:
         watch = Stopwatch() if lap == WATCHED else None
         try:
             synchronize()
@@ -179,31 +153,33 @@ class Race:
         except Exception as error:  # whatever it is, the others race on
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # what a failed turn may still hold
-            return Turn(0.0, "failed", f"{type(error).__name__}: {str(error).strip()}")
-        if watch is not None:
-            spent = seconds + sum(turn.seconds for turn in log.turns(name).values())
-            if spent > self.limit_s:
-                return Turn(seconds, "timeout", f"more than {self.limit_s:g} s for {len(self.prompts)} prompts")
-            return Turn(seconds, watched=Watched.of(generations, watch, started))
-        known = log.rounds[WATCHED, batch][name].watched
-        if known is None or known.generations != generations:
-            return Turn(seconds, "failed", "the same prompts did not give the same tokens twice")
-        return Turn(seconds)
+            return Outcome(status="failed", reason=f"{type(error).__name__}: {str(error).strip()}")
+        if watch is None:
+            if log.rounds[WATCHED, batch][name].generations == generations:
+                return Outcome(seconds=[seconds])
+            return Outcome(status="failed", reason="the same prompts did not give the same tokens twice")
+        spent = seconds + sum(sum(turn.seconds) for turn in log.turns(name).values())
+        if spent > self.limit_s:
+            reason = f"more than {self.limit_s:g} s for {len(self.prompts)} prompts"
+            return Outcome(status="timeout", reason=reason)
+        after = [stamp - started for stamp in watch.stamps]  # all rows have joined at the first of these forwards
+        first, last = ([round(after[made.settled_by[end] - 1], 6) for made in generations] for end in (0, -1))
+        return Outcome(seconds=[seconds], generations=generations, first_token=first, last_token=last, meter=watch)
 
     def _decode(self, contender: Answering, batch: range, meter: Meter | None) -> list[Generation]:
         requests = [Request(self.prompts[index], self.max_new_tokens, contender.threshold) for index in batch]
         together = replace(contender, batch_size=len(batch))
         return together.decode(requests, eos_id=self.eos_id, pad_id=self.pad_id, meter=meter)
 
-    def _outcome(self, turns: Mapping[tuple[int, int], Turn]) -> Outcome:
+    def _outcome(self, turns: Mapping[tuple[int, int], Outcome]) -> Outcome:
         for turn in turns.values():
             if turn.status != "done":
                 return Outcome(status=turn.status, reason=turn.reason)
         batches = range(len(self.batches))
-        watched = [seen for batch in batches if (seen := turns[WATCHED, batch].watched) is not None]
+        watched = [turns[WATCHED, batch] for batch in batches]
         counted = {name: [getattr(turn.meter, name) for turn in watched] for name in vars(Meter())}
         return Outcome(
-            seconds=[sum(turns[lap, batch].seconds for batch in batches) for lap in range(1, self.laps + 1)],
+            seconds=[sum(turns[lap, batch].seconds[0] for batch in batches) for lap in range(1, self.laps + 1)],
             generations=[generation for turn in watched for generation in turn.generations],
             first_token=[seconds for turn in watched for seconds in turn.first_token],
             last_token=[seconds for turn in watched for seconds in turn.last_token],
@@ -212,16 +188,7 @@ class Race:
 
 
 def rotation(count: int, number: int) -> list[int]:
-    """The order of `count` places in the round of that number.
-
-    Each round starts elsewhere and goes around with another stride, so that none always follows the same one: what a
-    contender leaves behind in caches and allocators must not always fall to the same other.
-    """
+    """The order of `count` places in a round: starts and strides change, so that caches favour none of them."""
     strides = [stride for stride in range(1, count + 1) if gcd(stride, count) == 1]
     stride = strides[number % len(strides)] if strides else 1
     return [(number + step * stride) % count for step in range(count)]
-
-
-def synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from marsbench.decoding.engine import Batch, context_length
 from marsbench.decoding.generation import Request
@@ -18,7 +19,7 @@ from marsbench.forward.limits import vocabulary_of
 from marsbench.forward.window import Answer, Window
 from marsbench.progress import Counted
 from marsbench.racing.position_law import ACCEPTANCE, WIDEST, law_of, windows_by_rows
-from marsbench.racing.race import synchronize
+from marsbench.training.checkpoints import synchronize
 
 _CONTEXT = 64  # tokens of every prompt
 _STEPS = 8  # timed together
@@ -27,7 +28,7 @@ _ROWS = (1, 4, 16, 64)
 _WINDOWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 _FEW_WINDOWS, _FEW_REPEATS = (1, 2, 4, 8), 3  # for who cannot wait
 _READ_BYTES = 2**30  # far more than any cache holds
-_LAPS_ON_GPU = 10
+_LAPS = 10  # in a row: a GPU reads it in less than the host may take to notice
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,7 @@ class _Probe(Method):
 
 
 def step_times(model: Any, positions: int, progress: Counted) -> dict[str, Any]:
-    """Time every shape of up to so many positions that the model's context allows, in turn, several times over.
-
-    What comes out are fields of a `StepTimeRow`.
-    """
+    """Time all shapes of up to so many positions in turn, several times: fields of a `StepTimeRow`."""
     room = context_length(model) - _CONTEXT - _STEPS - 1
     shapes = [(rows, width) for rows in _ROWS for width in _WINDOWS if rows * width <= positions and width < room]
     seconds: list[list[float]] = [[] for _ in shapes]
@@ -69,11 +67,9 @@ def step_times(model: Any, positions: int, progress: Counted) -> dict[str, Any]:
 
 
 def windows_that_pay(model: Any, rows: int, acceptance: Sequence[float] = ()) -> tuple[int, ...]:
-    """The window of drafts in a line that pays for 1 row, 2, ... `rows` on this machine; 1 is `ar`.
+    """The window of drafts in a line that pays for 1 row, 2, ... `rows` on this machine, timed in seconds; 1 is `ar`.
 
-    The one table for `serve --adapt`, `decode --method auto` and `adapt`. What steps of a few shapes cost is timed,
-    which takes seconds. `acceptance` says how often drafts are right, by place; without it, a usual rate stands for
-    all.
+    `acceptance` says how often drafts are right, by place; without it, a usual rate stands for all.
     """
     counts = sorted({min(2**power, rows) for power in range(rows.bit_length() + 1)})
     shapes = [*product(counts, _FEW_WINDOWS)]
@@ -85,7 +81,6 @@ def windows_that_pay(model: Any, rows: int, acceptance: Sequence[float] = ()) ->
 
 
 def _step(model: Any, rows: int, window: int) -> float:
-    """Mean seconds of a step after the first one."""
     vocabulary = vocabulary_of(model)
     prompt = [token % vocabulary for token in range(_CONTEXT)]
     batch = Batch(model, _Probe(window), eos_id=-1, pad_id=0, on_finished=lambda *_: None)
@@ -100,32 +95,9 @@ def _step(model: Any, rows: int, window: int) -> float:
 
 
 def read_per_second(device: torch.device) -> float:
-    """Bytes that summing a large tensor, or the product of two, reads per second: the better of the two.
-
-    A step reads every weight and writes next to nothing, so that this bounds it, not copying.
-    """
+    """Bytes that summing a large tensor, or a product of two, reads a second: what bounds a step that reads weights."""
     values = torch.ones(_READ_BYTES // 4, device=device)
     first, second = values.chunk(2)
     reads: tuple[Callable[[], Tensor], ...] = values.sum, lambda: torch.dot(first, second)
-    return values.nbytes / min(_seconds(read, device) for read in reads)
-
-
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds that a device takes for some work, once it knows it.
-
-    A GPU does it in less than the host may take to notice: it is asked for its own times, and for the best of several.
-    """
-    work()
-    if device.type != "cuda":
-        started = time.perf_counter()
-        work()
-        return time.perf_counter() - started
-    laps = []
-    for _ in range(_LAPS_ON_GPU):
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        began.record()
-        work()
-        ended.record()
-        ended.synchronize()
-        laps.append(float(began.elapsed_time(ended)) / 1000)  # it tells milliseconds
-    return min(laps)
+    timers = [Timer("read()", globals={"read": read}, num_threads=torch.get_num_threads()) for read in reads]
+    return float(values.nbytes / min(timer.timeit(_LAPS).mean for timer in timers))  # which warms up, and waits

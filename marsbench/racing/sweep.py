@@ -20,8 +20,6 @@ from marsbench.running.run import Run, kept
 
 
 class Sweep:
-    """A grid's cells: those that are missing are raced, batch size by batch size."""
-
     def __init__(self, run: Run, grid: Grid) -> None:
         self._run, self._course = run, Course(run, grid)
 
@@ -35,12 +33,12 @@ class Sweep:
             return rows
 
     def _at(self, batch_size: int) -> list[SweepRow]:
-        """The rows of all cells at a batch size; those that are missing are raced together, with the baselines."""
         cells = self._course.cells(batch_size)
         if self._missing(cells):
             # The laps of one race are run on one machine: it goes on only there.
             here = [node()] if node() else []
-            file = self._run.workspace.race(content_hash([*[cell.key for cell in cells], *here]))
+            race = content_hash([*[cell.key for cell in cells], *here])
+            file = self._run.workspace.runs / "races" / f"{race}.jsonl"
             # Of two sweeps in one folder, the second waits and finds the rows.
             with locked(file.with_suffix(".jsonl.lock"), say=self._run.reporter.say):
                 self._race(cells, RoundLog(file))
@@ -60,17 +58,19 @@ class Sweep:
                 self._run.store.append(_sweep_row(self._course, cell, Outcome(status="skipped", reason=reason), {}))
         if not ready:
             return
-        racing = [cell for cell in cells if cell.name in log.contenders]
-        if not {cell.name for cell in ready} <= log.contenders:
+        racing = [cell for cell in cells if cell.line.name in log.contenders]
+        if not {cell.line.name for cell in ready} <= log.contenders:
             log.restart()
-            baselines = [cell for cell in cells if cell.name in BASELINES and not self._course.why_not(cell)]
+            baselines = [cell for cell in cells if cell.line.name in BASELINES and not self._course.why_not(cell)]
             racing = [cell for cell in cells if cell in ready or cell in baselines]
         used = others_cores()
         self._run.reporter.say_once(warning(used))
         with self._run.reporter.bar(f"racing {len(racing)} contenders, {cells[0].batch_size} at once") as bar:
             outcomes = self._course.race(racing).run(log, bar.update)
         for cell in ready:
-            self._run.store.append(_sweep_row(self._course, cell, outcomes[cell.name], outcomes, others_cores=used))
+            self._run.store.append(
+                _sweep_row(self._course, cell, outcomes[cell.line.name], outcomes, others_cores=used)
+            )
         self._run.reporter.say(f"raced {len(racing)} contenders at batch size {cells[0].batch_size}")
 
 
@@ -137,7 +137,6 @@ def _measured(course: Course, cell: Cell, raced: Outcome, outcomes: Mapping[str,
 def _log_samples(
     course: Course, key: str, generations: Sequence[Generation], responses: Sequence[str], correct: Sequence[float]
 ) -> str:
-    """Write down what was generated; returns the hash of that file."""
     lines = [
         {
             "benchmark": question.benchmark, "doc_id": question.doc_id, "response": response, "correct": right,

@@ -7,8 +7,8 @@ from marsbench.line import Line
 from marsbench.provenance import others_cores, warning
 from marsbench.racing.course import Course
 from marsbench.racing.grid import Grid
-from marsbench.racing.position_law import PositionLaw, Work, law_of, predicted_speed
-from marsbench.racing.race import Outcome, RoundLog
+from marsbench.racing.position_law import Work, law_of, predicted_speed
+from marsbench.racing.race import RoundLog
 from marsbench.running.run import Run
 from marsbench.statistics.intervals import Estimate
 from marsbench.training.checkpoints import Loaded
@@ -69,11 +69,7 @@ def candidates(block_size: int) -> tuple[Line, ...]:
 def tune(
     run: Run, loaded: Loaded, *, block_size: int, batch_size: int, prompts: int, max_points_lost: float, positions: int
 ) -> Advice:
-    """Recommend a setting.
-
-    `max_points_lost` is of accuracy against `ar`; `positions` is how large the forward passes are that are timed, at
-    most. The run keeps no row.
-    """
+    """Recommend a setting that loses at most so many points against `ar`; forwards of so many positions are timed."""
     grid = Grid(candidates(block_size), (batch_size,), prompts, _LAPS, timeout_s=float("inf"), positions=positions)
     course, reporter = Course(run, grid, lambda *_: loaded), run.reporter
     watched = course.race(course.cells(_ROWS), laps=0)  # refuses what cannot decode so, before anything is timed
@@ -82,7 +78,17 @@ def tune(
     law = law_of(times["rows"], times["window"], times["seconds"])
     with reporter.bar(f"measuring the acceptance of {len(grid.contenders)} settings") as bar:
         outcomes = watched.run(RoundLog(), bar.update)
-    settings = _settings(law, outcomes, course, batch_size)
+    settings, base = list[Setting](), None
+    for line in grid.contenders:
+        if (outcome := outcomes[line.name]).status == "done":
+            forwards, meter = [generation.forwards for generation in outcome.generations], outcome.meter
+            work = Work(outcome.emitted, forwards, meter.positions, meter.prompt_positions)
+            speed = predicted_speed(law, work, batch_size)
+            right = fmean(course.questions.score(course.responses(outcome)))  # as many of every benchmark
+            base = base or (speed, right)  # of `ar`, which stands first
+            tokens = outcome.emitted / outcome.row_forwards
+            settings.append(Setting(line, tokens, 100 * (base[1] - right), speed / base[0]))
+    settings.sort(key=lambda setting: -setting.speed_up)
     allowed = [setting for setting in settings if setting.points_lost <= max_points_lost]
     best = max(allowed, key=lambda setting: setting.speed_up)
     if best.contender == course.plain:
@@ -91,29 +97,3 @@ def tune(
     with reporter.bar(f"racing {best.contender.name} against ar") as bar:
         raced = course.race(pair).run(RoundLog(), bar.update)
     return Advice(settings, best, raced[best.contender.name].speed_over(raced["ar"]))
-
-
-def _settings(law: PositionLaw, outcomes: dict[str, Outcome], course: Course, batch_size: int) -> list[Setting]:
-    ar = outcomes["ar"]
-    slowest, right = predicted_speed(law, _work(ar), batch_size), _accuracy(course, ar)
-    settings = [
-        Setting(
-            contender,
-            outcome.emitted / outcome.row_forwards,
-            100 * (right - _accuracy(course, outcome)),
-            predicted_speed(law, _work(outcome), batch_size) / slowest,
-        )
-        for contender in course.grid.contenders
-        if (outcome := outcomes[contender.name]).status == "done"
-    ]
-    return sorted(settings, key=lambda setting: -setting.speed_up)
-
-
-def _work(outcome: Outcome) -> Work:
-    forwards = [generation.forwards for generation in outcome.generations]
-    return Work(outcome.emitted, forwards, outcome.meter.positions, outcome.meter.prompt_positions)
-
-
-def _accuracy(course: Course, outcome: Outcome) -> float:
-    """The share of right answers; there are as many questions of every benchmark."""
-    return fmean(course.questions.score(course.responses(outcome)))

@@ -25,8 +25,6 @@ _KINDS: "dict[str, type[Row]]" = {}  # by what a line calls them
 
 @dataclass(frozen=True)
 class Row:
-    """What every row says."""
-
     kind: ClassVar[str]
     key: str  # hash of everything that can change the numbers
     status: Status
@@ -47,8 +45,6 @@ class Row:
 
 @dataclass(frozen=True)
 class _OfLine(Row):
-    """What rows of a page's line say, too."""
-
     arm: str  # name of the line
     stage: str
     method: str
@@ -79,7 +75,6 @@ class EvaluationRow(_OfLine):
 
     @property
     def accuracy(self) -> Estimate:
-        """The share of right answers, of one training seed."""
         return accuracy(self.correct)
 
     @property
@@ -118,10 +113,7 @@ class StepCostRow(Row):
 
 @dataclass(frozen=True)
 class SweepRow(Row):
-    """One cell of a sweep: a contender at a batch size, raced against the baselines; it can be read by itself.
-
-    Prompt i is a question of benchmark i modulo the number of benchmarks; lists "per prompt" are in that order.
-    """
+    """One cell of a sweep: a contender at a batch size, raced against the baselines. Lists are "per prompt" in turn."""
 
     kind: ClassVar[str] = "sweep"
     contender: str  # its name in the grid
@@ -167,12 +159,10 @@ class SweepRow(Row):
 
     @property
     def by_benchmark(self) -> dict[str, list[float]]:
-        """Benchmark -> `correct` of its prompts."""
         return {name: self.correct[place :: len(self.benchmarks)] for place, name in enumerate(self.benchmarks)}
 
     @property
     def accuracy(self) -> Estimate:
-        """Accuracy as a fraction, benchmarks weighing the same."""
         return mean_of_benchmarks([accuracy(correct) for correct in self.by_benchmark.values()])
 
     @property
@@ -182,7 +172,6 @@ class SweepRow(Row):
 
     @property
     def tokens_per_second(self) -> float:
-        """The median over laps."""
         return sum(self.emitted) / median(self.seconds)
 
     @property
@@ -206,8 +195,6 @@ class SweepRow(Row):
 
 @dataclass(frozen=True)
 class StepTimeRow(Row):
-    """What a forward pass costs on this machine by its shape."""
-
     kind: ClassVar[str] = "step_time"
     stage: str
     context: int  # tokens before the window when timing starts
@@ -272,10 +259,7 @@ class ServingRow(Row):
 
 @dataclass(frozen=True)
 class MethodStepRow(Row):
-    """What one decoding step of a method costs at a batch size, on a model of a scale's shape with random weights.
-
-    Every draft is accepted where the method has a threshold: the cost of a step hardly depends on what it accepts.
-    """
+    """What a step of a method costs at a batch size, on a model of a scale's shape with random weights."""
 
     kind: ClassVar[str] = "method_step"
     method: str

@@ -1,20 +1,70 @@
-"""Where a run keeps its things below one output folder."""
+"""Rows on disk, as JSON Lines, and where a run keeps them and its other things below one output folder.
+
+A run appends what it measures to one file, row by row, safe against interruption and against a second writer. What
+pages show lies in stores, a folder for each scale and training seed: a measurement stands there once.
+"""
 
 import contextlib
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from marsbench.errors import UserError
-from marsbench.files import check_can_be_written, write_atomically
-from marsbench.json_lines import read_json
+from marsbench.files import check_can_be_written, nearest_existing, write_atomically
+from marsbench.json_lines import Log, parse_lines, read_json, read_text
 from marsbench.locks import locked
 from marsbench.presets import DEFAULT_SCALE
-from marsbench.rows.kinds import Row
-from marsbench.rows.store import PATIENCE_S, read_rows, write_rows
+from marsbench.rows.kinds import AnyRow, EvaluationRow, Row, TrainingRow, to_json
 from marsbench.training.stages import Recipe
+
+PATIENCE_S = 600.0  # with another writer, who holds the lock for a moment at a time
+_MEND = "remove the line; its cell is measured again"
+
+
+class RowStore:
+    """A file of rows. The last row of a key is the one that counts."""
+
+    def __init__(self, file: Path) -> None:
+        self._log = Log[Row](file, AnyRow, what="a row", mend=_MEND)
+        self._lock = file.with_name(f"{file.name}.lock")
+
+    def append(self, row: Row) -> None:
+        with locked(self._lock, patience_s=PATIENCE_S):
+            if self.rows().get(row.key) != row:
+                self._log.append(to_json(row))
+
+    def rows(self) -> dict[str, Row]:
+        """Key -> row; an unfinished last line is passed over."""
+        return {row.key: row for row in self._log.records()}
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a published file, or of a store: all files of a folder, those of folders below it left out."""
+    if path.is_dir():
+        return [row for file in sorted(path.glob("*.jsonl")) for row in read_rows(file)]
+    content = read_text(path, "check the path, or measure: marsbench reproduce table2")
+    return parse_lines(content, path, AnyRow, what="a row", mend=_MEND)
+
+
+def write_rows(folder: Path, rows: Iterable[Row]) -> None:
+    """Write a store anew: one file per stage, and one for each other kind of work. Of equal rows, the last is kept."""
+    files = defaultdict[str, list[Row]](list)
+    for row in {row.id: row for row in rows}.values():
+        name = row.stage if isinstance(row, EvaluationRow | TrainingRow) else row.kind
+        files[f"{name}.jsonl"].append(row)
+    for name, of_file in files.items():
+        write_atomically(folder / name, rows_text(of_file).encode())
+    for file in folder.glob("*.jsonl"):
+        if file.name not in files:
+            file.unlink()
+
+
+def rows_text(rows: Iterable[Row]) -> str:
+    return "".join(json.dumps(to_json(row)) + "\n" for row in rows)
+
 
 _PAGES = "pages.json"  # in a store: the pages that were made from it
 _FULL = 32 * 2**20  # bytes free below which a failed write is put down to a full disk
@@ -45,7 +95,6 @@ class Workspace:
 
     @property
     def store(self) -> Path:
-        """The folder of the rows that its pages show."""
         return self.root / "results" / self.scale / self.variant
 
     @property
@@ -87,17 +136,8 @@ class Workspace:
     def logs(self) -> Path:
         return self.runs / "logs"
 
-    def answers(self, key: str, shard: tuple[int, int] = (1, 1)) -> Path:
-        """The logged answers of one cell, or of one shard of it."""
-        part = "" if shard == (1, 1) else f".{shard[0]}-of-{shard[1]}"
-        return self.runs / "answers" / f"{key}{part}.jsonl"
-
-    def shards(self, key: str) -> list[Path]:
-        """The logs of a cell's shards, as far as there are any."""
-        return sorted((self.runs / "answers").glob(f"{key}.*-of-*.jsonl"))
-
-    def race(self, name: str) -> Path:
-        return self.runs / "races" / f"{name}.jsonl"
+    def answers(self, key: str) -> Path:
+        return self.runs / "answers" / f"{key}.jsonl"
 
     def samples(self, key: str) -> Path:
         return self.runs / "samples" / f"{key}.jsonl"
@@ -111,14 +151,12 @@ class Workspace:
 
 @contextlib.contextmanager
 def full_disk_explained(folder: Path) -> Iterator[None]:
-    """Turn whatever a library raises on a full disk into one clear message."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        existing = next(path for path in [folder, *folder.parents] if path.exists())
-        if shutil.disk_usage(existing).free >= _FULL:
+        if shutil.disk_usage(nearest_existing(folder)).free >= _FULL:
             raise
         raise UserError(
             "the disk is full", where=str(folder), fix="free some space; the same command then goes on where it stopped"

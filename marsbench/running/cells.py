@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from marsbench.answering import Answering
 from marsbench.evaluation.benchmarks import benchmark
-from marsbench.evaluation.harness import AnswerLog, Exam, answer, cut_in_words
+from marsbench.evaluation.harness import AnswerLog, answer, cut_in_words
 from marsbench.forward.limits import room_for_prompt
 from marsbench.forward.linear import packing_in_words
 from marsbench.keys import content_hash, versions
@@ -18,12 +18,8 @@ from marsbench.running.plans import Asked
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded
 
-_DTYPE = "float32"  # of weights and caches, unless a line says otherwise
-
 
 class Cells:
-    """Measures the cells of a run; holds nothing itself."""
-
     def __init__(self, run: Run) -> None:
         self._run, self._checkpoints = run, Checkpoints(run)
 
@@ -36,10 +32,27 @@ class Cells:
         if (row := self._done(key, line)) is not None:
             return row
         run.reporter.say_once(answering.remark)
-        exam = run.exam(asked.benchmark, asked.questions).shard(*run.shard)
-        row = self._measure(line, answering, exam, key, f"{line.label}, {asked.benchmark}{said}")
-        if run.shard == (1, 1):  # one shard's answers are logged, and make a row together with the others'
-            run.store.append(row)
+        exam, title = run.exam(asked.benchmark, asked.questions), f"{line.label}, {asked.benchmark}{said}"
+        origin, started = provenance(seed=run.seed), time.perf_counter()
+        chosen, limit = exam.benchmark, run.answer_limit(exam.benchmark.name)
+        with run.reporter.bar(title) as bar:
+            scored = answer(exam, AnswerLog(run.workspace.answers(key)), answering, limit, bar.update)
+        cuts = [each.prompt_cut for each in scored.answers]
+        run.reporter.say_once(cut_in_words(chosen.name, cuts, room_for_prompt(loaded.model, limit)))
+        row = EvaluationRow(
+            key, "done", "", run.scale.scale, **line.identity, benchmark=chosen.name, metric=chosen.headline,
+            correct=scored.correct,
+            others={name: values for name, values in scored.scores.items() if name != chosen.headline},
+            emitted=[each.emitted for each in scored.answers],
+            forwards=[each.forwards for each in scored.answers],
+            finished=[int(each.finished) for each in scored.answers],
+            seconds=round(time.perf_counter() - started, 3), max_new_tokens=limit, checkpoint=loaded.weights,
+            provenance={**origin, **loaded.origin, **packing_in_words()},
+            prompt_cut=cuts, dtype=loaded.dtype, digests=scored.digests,
+        )  # fmt: skip
+        share, speed = sum(row.correct) / len(row.correct), sum(row.emitted) / sum(row.forwards)
+        run.reporter.say(f"{title}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")
+        run.store.append(row)
         return row
 
     def known(self, asked: Asked) -> EvaluationRow | None:
@@ -74,46 +87,14 @@ class Cells:
         )  # fmt: skip
 
     def _key(
-        self, asked: Asked, weights: str | None, draft: str | None, dtype: str = _DTYPE, compiled: bool = False
+        self, asked: Asked, weights: str | None, draft: str | None, dtype: str = "float32", compiled: bool = False
     ) -> str:
-        """The key of everything that decides a cell's answers and scores.
-
-        Compiled steps change no token, but in 16 bits they round less often, so that close calls may end otherwise.
-        """
+        """The key of everything that decides a cell's answers; compiled steps round otherwise in 16 bits."""
         (line, name, questions), run = asked, self._run
         return content_hash({
             "stage": line.stage, "method": line.method, "options": line.options, "benchmark": name,
             "tasks": run.exam(name, questions).fingerprint, "limit": run.questions(questions),
             "max_new_tokens": run.answer_limit(name), "batch_size": run.scale.batch_size,
             "weights": weights, "draft": draft, "versions": versions("decoding", "scoring", "world"), **products(dtype),
-            **({} if dtype == _DTYPE else {"dtype": dtype, **({"compiled": True} if compiled else {})}),
+            **({} if dtype == "float32" else {"dtype": dtype, **({"compiled": True} if compiled else {})}),
         })  # fmt: skip
-
-    def _measure(self, line: Line, answering: Answering, exam: Exam, key: str, title: str) -> EvaluationRow:
-        """Answer and score; the answers of an interrupted run are taken up."""
-        origin, started = provenance(seed=self._run.seed), time.perf_counter()
-        workspace, scale, chosen, loaded = self._run.workspace, self._run.scale, exam.benchmark, answering.loaded
-        limit = self._run.answer_limit(chosen.name)
-        log = AnswerLog(workspace.answers(key, self._run.shard), workspace.shards(key))
-        with self._run.reporter.bar(title) as bar:
-
-            def follow(done: int, asked: int) -> None:
-                bar.update(done, asked, f"{log.emitted / (time.perf_counter() - started):,.0f} tokens/s")
-
-            scored = answer(exam, log, answering, limit, follow)
-        cuts = [one.prompt_cut for one in scored.answers]
-        self._run.reporter.say_once(cut_in_words(chosen.name, cuts, room_for_prompt(loaded.model, limit)))
-        row = EvaluationRow(
-            key, "done", "", scale.scale, **line.identity, benchmark=chosen.name, metric=chosen.headline,
-            correct=scored.correct,
-            others={name: values for name, values in scored.scores.items() if name != chosen.headline},
-            emitted=[one.emitted for one in scored.answers],
-            forwards=[one.forwards for one in scored.answers],
-            finished=[int(one.finished) for one in scored.answers],
-            seconds=round(time.perf_counter() - started, 3), max_new_tokens=limit, checkpoint=loaded.weights,
-            provenance={**origin, **loaded.origin, **packing_in_words()},
-            prompt_cut=cuts, dtype=loaded.dtype, digests=scored.digests,
-        )  # fmt: skip
-        share, speed = sum(row.correct) / len(row.correct), sum(row.emitted) / sum(row.forwards)
-        self._run.reporter.say(f"{title}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")
-        return row

@@ -30,8 +30,6 @@ _PATIENCE_S = 90.0  # how long a network file system may hide from one machine w
 
 
 class Checkpoints:
-    """Finds, trains and loads the checkpoints of a run; holds nothing itself."""
-
     def __init__(self, run: Run) -> None:
         self._run, self._workspace = run, run.workspace
         pretrained = run.scale.pretrained  # a short name stands for one of two models: from here on, for which of them
@@ -48,7 +46,6 @@ class Checkpoints:
         return records.finished(self._workspace.checkpoint(self.recipe(trained)))
 
     def own(self, trained: TrainedStage) -> TrainingRecord | None:
-        """The record, None where another checkpoint stands for it, too."""
         another = self._scale.ready_checkpoint(*trained) or drafts_from_afar(trained, self._scale)
         return None if another else self.record(trained)
 
@@ -78,7 +75,6 @@ class Checkpoints:
     # ---- loaded ----
 
     def load(self, trained: TrainedStage, dtype: torch.dtype = torch.float32) -> Loaded:
-        """The checkpoint of a stage, on the device; what decoding leaves out of its own settings is said."""
         path = self.path(trained)
         return load_aloud(path, self._run.reporter, dtype=dtype, device=default_device(), stage=trained.stage)
 
@@ -128,10 +124,7 @@ class Checkpoints:
         return rows
 
     def await_visible(self, wanted: Iterable[TrainedStage]) -> None:
-        """Wait until this machine sees checkpoints that others have trained: a network file system takes a while.
-
-        `UserError` if they do not come; better than to train them a second time.
-        """
+        """Wait until a network file system shows what others have trained; `UserError` rather than train it twice."""
         patience = time.monotonic() + _PATIENCE_S
         for trained in wanted:
             folder = self._workspace.checkpoint(self.recipe(trained))
@@ -144,11 +137,7 @@ class Checkpoints:
                 time.sleep(1.0)
 
     def train(self, chosen: Recipe) -> TrainingRow:
-        """The row of a recipe's finished checkpoint, trained now if need be (its parent's too).
-
-        Other commands that train it wait. Of the processes of one distributed training, the first holds the lock for
-        all.
-        """
+        """The row of a recipe's checkpoint, trained now if need be (its parent's too) by one command at a time."""
         folder = self._workspace.checkpoint(chosen)
         record = records.finished(folder)
         if record is None:

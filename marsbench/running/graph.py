@@ -1,8 +1,4 @@
-"""The work of a run as tasks: checkpoints to train, cells to answer; what each comes after, what it costs and does.
-
-Which there are is arithmetic over presets and plans: what is there already, somebody else says (`Known`). What does
-the work is imported where it is done, so that a plan of it needs no model.
-"""
+"""The work of a run as tasks, planned without a model: checkpoints to train, cells to answer, and what these cost."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from abc import abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any
 
 from marsbench.errors import UserError
@@ -24,14 +21,12 @@ from marsbench.presets import Preset
 from marsbench.progress import Reporter, quieten_libraries
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.rows.workspace import full_disk_explained
-from marsbench.running.estimates import decoding_s, questions_of, training_s
-from marsbench.running.plans import Asked, TablePlan, is_ours, parents_first
+from marsbench.running.plans import Asked, TablePlan, decoding_s, is_ours, parents_first, questions_of, training_s
 
 if TYPE_CHECKING:
     from marsbench.running.run import Run
 
 _LEAST_S = 60.0  # of answering; less is not worth a task of its own
-_SCORING_S = 5.0  # of putting the parts of a cell together
 _PER_WORKER = 4  # tasks of answering for each worker, so that none has to wait long for the last one
 _OF_EACH = ("reporter", "failures")  # what every process has of its own, of a run
 
@@ -49,7 +44,6 @@ class Made:
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """What another process needs to know of a run, wherever it works."""
     settings = {field.name: getattr(run, field.name) for field in fields(run) if field.name not in _OF_EACH}
     data_dir = run.data_dir.resolve() if run.data_dir else None
     return {**settings, "workspace": replace(run.workspace, root=run.workspace.root.resolve()), "data_dir": data_dir}
@@ -57,13 +51,10 @@ def settings_of(run: Run) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunTask(Task):
-    """A task of a run; its classes are the kinds of work."""
-
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of the run; none where it is only planned
 
     @property
     def listed(self) -> str:
-        """What a plan lists it under, together with others."""
         return f"{self.title} (alone)" if self.alone else self.title
 
     @property
@@ -72,7 +63,6 @@ class RunTask(Task):
         return frozenset()
 
     def run(self, made: Sequence[Made | None], reporter: Reporter) -> Made:
-        """Do it with a run of this process's own, which knows what the tasks before have made."""
         from marsbench.running.checkpoints import Checkpoints
         from marsbench.running.run import Run
 
@@ -102,7 +92,6 @@ class TrainTask(RunTask):
         return frozenset([self.trained.place])
 
     def do(self, run: Run) -> Made:
-        """Train it now, unless the one that it starts from is missing."""
         from marsbench.running.checkpoints import Checkpoints
 
         if run.failures:
@@ -113,12 +102,9 @@ class TrainTask(RunTask):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerTask(RunTask):
-    """Answers cells of one checkpoint, in one type of numbers, or one part of the questions of some."""
-
     cells: tuple[Asked, ...]
     numbers: tuple[int, ...]  # of the cells, among those to answer
     of: int  # how many those are
-    shard: tuple[int, int] = (1, 1)
 
     @property
     def listed(self) -> str:
@@ -137,7 +123,7 @@ class AnswerTask(RunTask):
             loaded = Checkpoints(run).of_line(self.cells[0].line)
         except Unavailable as error:
             return Made(missing={asked.place: error.reason for asked in self.cells})
-        cells, failures, missing = Cells(replace(run, shard=self.shard)), dict[str, str](), dict[str, str]()
+        cells, failures, missing = Cells(run), dict[str, str](), dict[str, str]()
         answers: dict[str, EvaluationRow] = {}
         for number, asked in zip(self.numbers, self.cells, strict=True):
             if asked.place in run.failures:
@@ -152,7 +138,7 @@ class AnswerTask(RunTask):
             except Exception as error:
                 traceback.print_exc(file=sys.stderr)
                 failures[asked.place] = f"{type(error).__name__}: {str(error).strip()}"
-        return Made(answers if self.shard == (1, 1) else {}, failures, missing)
+        return Made(answers, failures, missing)
 
 
 # ---- which there are ------------------------------------------------------------------------------------------------
@@ -216,11 +202,7 @@ def cells_of(plans: Iterable[TablePlan], known: Known, *, trained_before: bool =
 def answers(
     wanted: Iterable[Asked], trained: Sequence[TrainTask], scale: Preset, known: Known, *, workers: int
 ) -> list[AnswerTask]:
-    """What is to be answered: tasks of about the same size, each of one checkpoint, after what trains that.
-
-    Several small cells make a task; a cell that is larger than a task should be is answered in parts, unless this
-    process works alone (0 workers).
-    """
+    """What is to be answered: tasks of one checkpoint each, some for each worker, or all in one (0 workers)."""
     seconds, groups = dict[str, float](), defaultdict[Any, list[Asked]](list)
     for asked in wanted:
         if questions := known.questions_left(asked):
@@ -229,32 +211,16 @@ def answers(
             groups[asked.line.trained, asked.line.draft, asked.line.dtype].append(asked)
     size = max(_LEAST_S, sum(seconds.values()) / (_PER_WORKER * workers)) if workers else math.inf
     numbers, tasks = Counter[TrainedStage](), list[AnswerTask]()
-    for some, parts in (piece for group in groups.values() for piece in _in_pieces(group, seconds, size)):
-        line, whole = some[0].line, sum(seconds[asked.place] for asked in some)
-        before, shards = after(line.needs, trained), [(number, parts) for number in range(1, parts + 1)]
-        for part in [*shards, *([(1, 1)] if parts > 1 else [])]:  # what is answered in parts is scored as a whole
-            numbers[line.trained] += 1
-            scores = part not in shards
+    for group in groups.values():
+        begins = accumulate((seconds[asked.place] for asked in group), initial=0.0)
+        pieces = groupby(zip(begins, group, strict=False), lambda cell: cell[0] // size)
+        for some in (tuple(asked for _, asked in piece) for _, piece in pieces):
+            trained_by = some[0].line.trained
+            numbers[trained_by] += 1
             tasks.append(AnswerTask(
-                name=f"answering-{line.trained.slug}-{numbers[line.trained]}",
-                title=f"answering with {line.trained.title}, piece {numbers[line.trained]}",
-                after=(*before, *[task.name for task in tasks[-parts:]]) if scores else before,
-                seconds=_SCORING_S if scores else whole / parts, cells=tuple(some), of=len(seconds), shard=part,
-                numbers=tuple([*seconds].index(asked.place) + 1 for asked in some),
+                name=f"answering-{trained_by.slug}-{numbers[trained_by]}",
+                title=f"answering with {trained_by.title}, piece {numbers[trained_by]}",
+                after=after(some[0].line.needs, trained), seconds=sum(seconds[asked.place] for asked in some),
+                cells=some, of=len(seconds), numbers=tuple([*seconds].index(asked.place) + 1 for asked in some),
             ))  # fmt: skip
     return tasks
-
-
-def _in_pieces(group: Sequence[Asked], seconds: Mapping[str, float], size: float) -> list[tuple[list[Asked], int]]:
-    """Cells that share their checkpoints, in pieces of about a size -> in how many parts each is answered."""
-    pieces, filling, filled = list[tuple[list[Asked], int]](), list[Asked](), 0.0
-    for asked in group:
-        if seconds[asked.place] >= 2 * size:
-            pieces.append(([asked], math.ceil(seconds[asked.place] / size)))
-            continue
-        filling.append(asked)
-        filled += seconds[asked.place]
-        if filled >= size:
-            pieces.append((filling, 1))
-            filling, filled = [], 0.0
-    return [*pieces, *([(filling, 1)] if filling else [])]

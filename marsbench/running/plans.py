@@ -1,17 +1,14 @@
-"""Which measurements a table is made of.
-
-An *line* is one line of a table: a trained stage, decoded by a method with its options. Every line is measured on every
-benchmark of the scale; one line on one benchmark is a cell.
-"""
+"""Which measurements a table is made of, and how long they take. A line on a benchmark of the scale is a cell."""
 
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from marsbench.line import Line, TrainedStage
-from marsbench.presets import Preset
-from marsbench.training.stages import lineage, stage
+from marsbench.line import Line, TrainedStage, checkpoints_of
+from marsbench.paper import published
+from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
+from marsbench.training.stages import BLOCKWISE, lineage, recipe, stage
 from marsbench.world import modelled_on, within_training
 
 AS_RELEASED = ", as released"  # our words, beside the paper's, for what its authors' code does
@@ -49,7 +46,6 @@ class Asked(NamedTuple):
 
     @property
     def place(self) -> str:
-        """What it is called in `Run.failures`: the same for all tables that share it."""
         line = self.line
         what = [line.trained, line.draft, line.method, line.options, line.dtype]
         return json.dumps([*what, self.benchmark, self.questions])
@@ -69,10 +65,6 @@ class TablePlan:
     own: str = ""  # the name of a page of our own, which the paper has no table for
     seed: int | None = None  # the training seed to measure it at, where it chooses between lines for other pages
 
-    def __post_init__(self) -> None:
-        if not self.own and not self.number.isdecimal():
-            raise ValueError(f"{self.number!r} is no number of the paper's; a page of our own gives its name in `own`")
-
     @property
     def name(self) -> str:
         """What the paper calls it, as in "Table 2"."""
@@ -89,7 +81,6 @@ class TablePlan:
         return [within_training(name) for name in asked] if self.within_training else asked
 
     def asks(self, benchmark: str) -> bool:
-        """Whether its lines answer a benchmark, under this name."""
         return self.of([benchmark]) == [benchmark] and (self.within_training or not benchmark.startswith("within_"))
 
     def cells(self, benchmarks: Iterable[str]) -> list[Asked]:
@@ -97,8 +88,35 @@ class TablePlan:
 
     @property
     def stages(self) -> list[TrainedStage]:
-        """The checkpoints that the lines need, each once, in order; those of draft models come last."""
-        needed = [line.needs for line in self.lines]
-        return list(
-            dict.fromkeys([*[own for own, *_ in needed], *[draft for _, *drafts in needed for draft in drafts]])
-        )
+        return checkpoints_of(self.lines)
+
+
+# Questions of the benchmarks as their authors publish them (GPQA: the main set); the mini ones have 400 each.
+QUESTIONS = {"ifeval": 541, "bbh": 6511, "mmlu_pro": 12032, "gpqa": 448, "gsm8k": 1319, "humaneval": 164}
+_MINI_QUESTIONS = 400
+_TWO_STREAMS = 1.6  # what a blockwise objective takes over AR
+
+
+def training_s(trained: TrainedStage, scale: Preset) -> float:
+    """Seconds of training a checkpoint: on an H200 as published, or on one core; 0 where nothing says it."""
+    reckoned = scale.assumptions
+    chosen = recipe(scale, trained.stage, block_size=trained.block_size or DEFAULT_BLOCK_SIZE)
+    # The paper gives hours for AR SFT and for MARS; block diffusion has two streams as MARS has.
+    two_streams = chosen.objective in BLOCKWISE
+    like = "mars" if two_streams else "ar_sft"
+    if hours := published("A", scale=scale.scale, method=like, metric="train_h200_hours"):
+        return 3600 * hours[0].value * chosen.passes
+    if (rate := reckoned.training_tokens_per_second) is None:
+        return 0.0
+    sequences = chosen.budget.total_steps(reckoned.sequences or 0, chosen.passes) * chosen.budget.batch_size
+    return sequences * reckoned.tokens_per_sequence * (_TWO_STREAMS if two_streams else 1) / rate
+
+
+def decoding_s(tokens: int, scale: Preset) -> float:
+    return tokens / scale.assumptions.tokens_per_second
+
+
+def questions_of(benchmark: str, scale: Preset, wanted: int | None) -> int:
+    """How many questions of a benchmark are asked where a table asks for so many; None = all."""
+    questions = QUESTIONS.get(benchmark, _MINI_QUESTIONS)
+    return min(questions, scale.questions or questions, wanted or questions)

@@ -1,7 +1,4 @@
-"""A run: where its rows go, which questions it asks, and which results are there already.
-
-Whatever is finished is on disk, so an interrupted run goes on where it stopped.
-"""
+"""A run: where its rows go, which questions it asks, and which results are there already."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +15,7 @@ from marsbench.presets import Preset
 from marsbench.progress import Reporter
 from marsbench.provenance import provenance
 from marsbench.rows.kinds import Row
-from marsbench.rows.store import RowStore
-from marsbench.rows.workspace import Workspace
+from marsbench.rows.workspace import RowStore, Workspace
 from marsbench.running.plans import TablePlan
 
 if TYPE_CHECKING:  # who trains, or serves what is trained, needs none of the scoring packages
@@ -35,7 +31,6 @@ class Run:
     seed: int = 0
     benchmarks: Sequence[str] = ()  # none = the preset's
     limit: int | None = None  # questions per benchmark; None = the preset's
-    shard: tuple[int, int] = (1, 1)  # (i, n): answer only the ith of n parts of the questions
     data_dir: Path | None = None
     max_new_tokens: int | None = None  # of every answer; None = each benchmark's own limit
     prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward; changes no number
@@ -65,7 +60,6 @@ class Run:
         return min(limits, default=None)
 
     def exam(self, name: str, questions: int | None = None) -> "Exam":
-        """A benchmark's questions that this run asks, so many at most; None = all."""
         from marsbench.evaluation.harness import prepare
 
         limit = self.questions(questions)
@@ -74,7 +68,6 @@ class Run:
         return self._exams[name, limit]
 
     def cannot_ask(self, name: str, questions: int | None = None) -> str:
-        """Why a benchmark cannot be asked on this machine, empty where it can."""
         from marsbench.evaluation.local_data import Unavailable
 
         try:
@@ -95,17 +88,12 @@ class Run:
     # ---- what is there already ----
 
     def existing_row(self, key: str, kind: type[_RowKind]) -> _RowKind | None:
-        """The finished row of a key, None where there is none."""
         row = self.store.rows().get(key)
         return row if isinstance(row, kind) and row.status == "done" else None
 
 
 def kept(run: Run, kind: type[_RowKind], content: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> _RowKind:
-    """The finished row of what was measured, or one that is made now.
-
-    `content` is all that its numbers depend on; `make` gives the fields that are not those of every row, and whatever
-    the row's `provenance` says beside the usual.
-    """
+    """The finished row of what depends on this `content`, or one of the fields and provenance that `make` gives now."""
     key = content_hash(content)
     row = run.existing_row(key, kind)
     if row is None:

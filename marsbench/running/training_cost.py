@@ -1,9 +1,6 @@
-"""What training costs here.
+"""What training costs here: one step of AR SFT and of MARS on the same batches (Appendix A), and whole trainings.
 
-One step: AR SFT against MARS on the same batches, timed in turn (the paper's Appendix A). And how fast a scale trains,
-and in how much memory: a stage's own training, stopped after a few steps. Each stage trains in a process of its own, so
-that its peak is its own. What is trained is the scale's base with the scale's data; which weights it starts from
-changes no speed.
+These are stopped after a few steps, each in a process of its own, so that its peak of memory is its own.
 """
 
 import multiprocessing
@@ -57,15 +54,14 @@ def step_costs(run: Run) -> list[Row]:
 
 
 def step_cost(scale: Preset, checkpoint: Path, seed: int) -> dict[str, dict[str, list[Any]]]:
-    """Time and memory of both objectives' whole optimizer steps, as a `StepCostRow` has them.
+    """Time and memory of both objectives' whole optimizer steps on the same new batches, as a `StepCostRow` has them.
 
-    Each repeat takes a new batch and runs both objectives on it, the one that goes first changing every time. Memory is
-    what must be held when the backward pass begins: weights, gradients, AdamW's two moments, and all that the forward
-    pass keeps. It is counted, not read from an allocator, so that it means the same on every device.
+    Memory is what must be held when the backward pass begins: weights, gradients, AdamW's two moments, and all that the
+    forward pass keeps. It is counted, so that it means the same on every device.
     """
     keep_freed_memory()
     without_cudnn_attention()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = checkpoints.default_device()
     loaded = checkpoints.load(checkpoint, device=device)
     model, tokenizer, size = loaded.model.train(), loaded.tokenizer, scale.finetuning.batch_size
     level = difficulty(scale.world.difficulty if scale.world else "usual")
@@ -93,14 +89,13 @@ def step_cost(scale: Preset, checkpoint: Path, seed: int) -> dict[str, dict[str,
 def _timed_step(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[..., Tensor], batch: dict[str, Tensor]
 ) -> float:
-    """One whole step, synchronised at both ends."""
-    _synchronize()
+    checkpoints.synchronize()
     started = time.perf_counter()
     optimizer.zero_grad()
     loss(**batch).backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    _synchronize()
+    checkpoints.synchronize()
     return time.perf_counter() - started
 
 
@@ -108,11 +103,6 @@ def _memory(model: torch.nn.Module, loss: Callable[..., Tensor], batch: dict[str
     """Bytes of a step: four times the weights, and every storage that is saved for the backward pass, once."""
     weights = sum(parameter.nbytes for parameter in model.parameters())
     return 4 * weights + bytes_kept(lambda: loss(**batch), model.parameters())
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 class TrainingSpeed(NamedTuple):
@@ -156,7 +146,6 @@ class _Stopwatch(TrainerCallback):
 
 
 def training_speed(chosen: Recipe, steps: int) -> TrainingSpeed:
-    """Train a stage for a few steps in a process of its own; nothing is kept of it."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
         return alone.submit(_measured, chosen, steps).result()
 

@@ -23,8 +23,8 @@ AnyRequest = ChatRequest | CompletionRequest
 
 
 class Choice(Stream):
-    def __init__(self, index: int, writer: Writer, job: Job, news: asyncio.Event, *, whole: bool = False) -> None:
-        super().__init__(job, news, whole=whole)
+    def __init__(self, index: int, writer: Writer, job: Job, news: asyncio.Event) -> None:
+        super().__init__(job, news)
         self.index, self.writer = index, writer
         self.text = ""
         self.begun = False  # whether it has had a chunk
@@ -36,24 +36,18 @@ class Choice(Stream):
 
     @property
     def finish(self) -> str:
-        """OpenAI's word for what ended it."""
         is_cut = isinstance(self.ending, Ending) and self.ending.finish == "length" and not self.writer.stopped
         return "length" if is_cut else "stop"
 
 
 class Answers:
-    """What the routes share: the tokenizer, and what a body asks of the engine."""
-
     def __init__(self, engine: EngineClient) -> None:
         self.engine, self.settings = engine, engine.settings
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")  # one at a time, and away from the event loop
 
     @property
     def ready(self) -> Ready:
-        """The engine's account of itself; `ApiError` while it is not ready."""
-        if self.engine.ready is None:
-            raise ApiError.not_ready("the engine is not ready")
-        return self.engine.ready
+        return self.engine.check_open()
 
     async def aside(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run a tokenizer's work where it keeps nothing else waiting."""
@@ -143,8 +137,6 @@ class Answers:
 
 
 class Completion:
-    """What a request for completions gets, whole or as it comes."""
-
     def __init__(self, answers: Answers, body: AnyRequest) -> None:
         self._answers, self._body = answers, body
         self._options, self._stops = body.options, body.stops
@@ -161,9 +153,8 @@ class Completion:
         body, engine, news = self._body, self._answers.engine, asyncio.Event()
         with ExitStack() as stack:
             with engine.let_in((body.n or 1) * (1 if isinstance(body, ChatRequest) else len(body.prompts))):
-                whole = not body.stream and not self._stops  # else a text must be looked at as it comes
                 self._choices = [
-                    Choice(index, Writer(self._answers.vocabulary, self._stops), job, news, whole=whole)
+                    Choice(index, Writer(self._answers.vocabulary, self._stops), job, news)
                     for index, job in enumerate(await self._answers.jobs(body))
                 ]
                 stack.enter_context(engine.submitted(self._choices))
@@ -197,7 +188,6 @@ class Completion:
         return self._head | {"choices": choices, "usage": self._usage()}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """A stream's events, to the last, those that come together in one piece."""
         self._head["object"] += ".chunk" if self._is_chat else ""
         async with aclosing(self._news()) as news:
             async for choice, pieces, ended in news:
@@ -234,7 +224,6 @@ class Completion:
         return self._head | {"choices": [part]} | ({"usage": None} if self._options.include_usage else {})
 
     def _usage(self) -> Body:
-        """The usage of all choices together."""
         # Each prompt was read once.
         prompts = {id(choice.job.prompt_ids): len(choice.job.prompt_ids) for choice in self._choices}
         counts = {

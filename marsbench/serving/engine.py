@@ -1,9 +1,7 @@
 """The decoding half of the server: one batch that requests join and leave, as far as rows and cache have room.
 
-A round schedules, runs and postprocesses: it is either a forward over prompts of newcomers or a step of all in flight.
-A long prompt comes in pieces, one between two steps, so that no answer stalls.
-
-It knows nothing of HTTP or text. Its driver calls `work` again and again, and now and then passes on the report.
+A round is either a forward over prompts of newcomers or a step of all in flight. A long prompt comes in pieces, one
+between two steps, so that no answer stalls.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +13,7 @@ from marsbench.decoding.engine import Batch, check_requests, context_length
 from marsbench.decoding.generation import Generation, Meter, Request, as_list
 from marsbench.errors import UserError
 from marsbench.methods.mixed import Mixed
-from marsbench.serving.messages import WIDEST, Ending, Job, Knob, MethodName, Report, State
-from marsbench.serving.settings import Settings
+from marsbench.serving.messages import WIDEST, Ending, Job, Knob, MethodName, Report, Settings, State
 
 BEHIND = 2 * WIDEST  # slots for guesses: drafts, and masks behind them
 _SLOT_STEP = 64  # the cache grows by so many slots
@@ -25,8 +22,6 @@ _NO_MEMORY = (MemoryError, RuntimeError)  # torch's own lack of memory is a Runt
 
 
 class Running:
-    """A request: it waits, its prompt is read, it is in flight, it ends."""
-
     def __init__(self, job: Job) -> None:
         self.job = job
         # What it may need of the cache: prompt, answer, and the guesses behind it.
@@ -112,7 +107,6 @@ class Engine:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether the report should go out at once: a request has started, or ended."""
         return bool(self._report.started or self._report.ended)
 
     def report(self, *, whole: bool = True) -> Report:
@@ -123,7 +117,15 @@ class Engine:
             self._report.tokens.update((number, report.tokens.pop(number)) for number in report.tokens.keys() - urgent)
         report.counted["marsbench:forwards"] = self._meter.forwards + self._meter.prompt_forwards
         self._meter.forwards = self._meter.prompt_forwards = 0
-        return replace(report, state=self._state())
+        running = [*self._running.values(), *self._joining.values()]
+        knobs = [request.knob for request in running]
+        taus = [knob.threshold for knob in knobs if knob.threshold is not None and not knob.verified]
+        longest = max((request.slots for request in running), default=0)
+        return replace(report, state=State(
+            running=len(running), waiting=len(self._waiting), slots=longest * len(running),
+            threshold=sum(taus) / len(taus) if taus else None,
+            window=sum(knob.window for knob in knobs) / len(knobs) if knobs else 0.0,
+        ))  # fmt: skip
 
     def work(self) -> None:
         is_turn = self._stepping or not self._running
@@ -140,7 +142,6 @@ class Engine:
     # ---- schedule ----
 
     def _scheduled(self) -> list[Running]:
-        """Those at the head of the queue that rows, cache and one prefill have room for."""
         newcomers: list[Running] = []
         if not self._waiting:  # as before most steps
             return newcomers
@@ -159,12 +160,11 @@ class Engine:
         return newcomers
 
     def _most_positions(self) -> int:
-        """Positions of prompts in one forward, at most: few where others wait for the next step."""
         return min(_PIECE, self.settings.prefill_positions) if self._running else self.settings.prefill_positions
 
     def _decoded_by(self, job: Job) -> tuple[Request, Knob]:
         knob = self._knob(job)
-        return replace(job, threshold=knob.threshold, window=knob.window, verified=knob.verified), knob
+        return replace(job, **knob._asdict()), knob
 
     def _knob(self, job: Job) -> Knob:
         if job.method == "ar":
@@ -180,7 +180,6 @@ class Engine:
         return Knob(threshold, window, is_checked)
 
     def _window_now(self) -> int:
-        """The widest window that pays for so many rows as are in flight."""
         return self._windows[min(max(len(self._running), 1), len(self._windows)) - 1]
 
     def _turn(self) -> None:
@@ -229,10 +228,7 @@ class Engine:
         self._turned_by = None  # their knobs may be others, and be turned back before the next step
 
     def _safely(self, work: Callable[[], None]) -> None:
-        """Let the batch work; where it lacks memory, the request that holds the most ends, and of these the youngest.
-
-        What was not finished is done again by the next step: only whole forwards change rows.
-        """
+        """Let the batch work; where it lacks memory, the youngest of the requests that hold the most ends."""
         try:
             work()
         except _NO_MEMORY as error:
@@ -277,25 +273,12 @@ class Engine:
         )  # fmt: skip
         self._report.ended.append((number, ending))
 
-    def _state(self) -> State:
-        running = [*self._running.values(), *self._joining.values()]
-        knobs = [request.knob for request in running]
-        taus = [knob.threshold for knob in knobs if knob.threshold is not None and not knob.verified]
-        longest = max((request.slots for request in running), default=0)
-        return State(
-            running=len(running), waiting=len(self._waiting), slots=longest * len(running),
-            threshold=sum(taus) / len(taus) if taus else None,
-            window=sum(knob.window for knob in knobs) / len(knobs) if knobs else 0.0,
-        )  # fmt: skip
-
 
 def slots_needed(model: Any) -> int:
-    """Slots of one row that may grow as long as the model allows."""
     return context_length(model) + BEHIND + _SLOT_STEP
 
 
 def bytes_per_slot(model: Any) -> int:
-    """Bytes that the keys and values of one token take."""
     config = model.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

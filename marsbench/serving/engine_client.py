@@ -1,7 +1,4 @@
-"""Where HTTP meets the engine: what is let in, which tokens are whose, and what to do when the engine is gone.
-
-Everything here runs on the event loop.
-"""
+"""Where HTTP meets the engine, on the event loop: what is let in, which tokens are whose, what if the engine dies."""
 
 import asyncio
 import contextlib
@@ -17,10 +14,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.serving.messages import Cancel, Ending, Job, Ready, Report, State
+from marsbench.serving.messages import Cancel, Ending, Job, Ready, Report, Settings, State
 from marsbench.serving.metrics import Metrics
 from marsbench.serving.process import run
-from marsbench.serving.settings import Settings
 from marsbench.serving.wire import ApiError
 
 _DEATHS = 4  # of engines in a row, none of which has answered a request: then no other is started
@@ -67,17 +63,15 @@ class Channel:
 class Stream:
     """What one request gets. A slow reader finds more at once; what waits is bounded by the request's limit."""
 
-    def __init__(self, job: Job, news: asyncio.Event, *, whole: bool = False) -> None:
-        """Of one that is wanted `whole`, tokens are no news before its ending."""
-        self.job, self._news, self._whole = job, news, whole
+    def __init__(self, job: Job, news: asyncio.Event) -> None:
+        self.job, self._news = job, news
         self._pieces: list[list[int]] = []
         self.ending: Ending | ApiError | None = None  # nothing more will come
         self.last: float | None = None  # `time.perf_counter()` of the latest token
 
     def put(self, pieces: list[list[int]]) -> None:
         self._pieces += pieces
-        if not self._whole:
-            self._news.set()
+        self._news.set()
 
     def end(self, ending: Ending | ApiError) -> None:
         """Nothing more will come; of several endings the first counts."""
@@ -91,8 +85,6 @@ class Stream:
 
 
 class EngineClient:
-    """One engine process and the requests that it answers."""
-
     def __init__(self, settings: Settings, say: Callable[[str], None] = print) -> None:
         self.settings, self._say = settings, say
         self.metrics = Metrics(settings.name)
@@ -115,7 +107,6 @@ class EngineClient:
     # ---- the engine process ----
 
     def start(self) -> None:
-        """Start an engine process; `started` says when it is ready."""
         try:
             context = multiprocessing.get_context("spawn")
             pipe, theirs = context.Pipe()
@@ -210,11 +201,11 @@ class EngineClient:
 
     # ---- what is let in ----
 
-    def check_open(self) -> None:
-        if self.draining:
-            raise ApiError.not_ready("the server is shutting down")
-        if self.ready is None:
-            raise ApiError.not_ready("the engine is not ready")
+    def check_open(self) -> Ready:
+        """The engine's account of itself, where requests are taken; else `ApiError`."""
+        if self.draining or self.ready is None:
+            raise ApiError.not_ready("the server is shutting down" if self.draining else "the engine is not ready")
+        return self.ready
 
     @property
     def queued(self) -> int:
@@ -257,7 +248,6 @@ class EngineClient:
                 del self._streams[stream.job.id]
 
     def stop(self, stream: Stream) -> None:
-        """A stop string has come: no more tokens are wanted, only the ending."""
         if stream.ending is None:
             self._send(Cancel(stream.job.id))
 

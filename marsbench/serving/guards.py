@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, RedirectResponse, StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from marsbench.serving.settings import Settings
+from marsbench.serving.messages import Settings
 from marsbench.serving.wire import ApiError, event
 
 T = TypeVar("T")
@@ -45,10 +45,7 @@ def answer(error: ApiError) -> JSONResponse:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events, written as they come.
-
-    Nothing goes out before the first event: until then, an error still has a status of its own.
-    """
+    """Server-sent events, written as they come; before the first, an error still has a status of its own."""
 
     media_type = "text/event-stream"
 
@@ -112,7 +109,10 @@ class Guard:
             return
         if prefix and scope["path"].startswith(f"{prefix}/"):  # else a proxy has taken it away
             scope["path"] = scope["path"].removeprefix(prefix)
-        self._check_page(headers)
+        origin, known = headers.get("origin", "").lower(), {*self._settings.cors_origin}
+        is_ours = origin.partition("://")[2] in (headers.get("host", "").lower(), *self._settings.allowed_host)
+        if origin and not is_ours and not known & {"*", origin}:  # in a browser here it could turn the knobs
+            raise ApiError(403, f"pages of {origin} may not ask this server: see --cors-origin", code="foreign_origin")
         self._check_key(scope, headers)
         left = [await self._body(headers, receive)]
 
@@ -122,15 +122,7 @@ class Guard:
 
         await self._app(scope, again, send)
 
-    def _check_page(self, headers: Headers) -> None:
-        """Refuse pages of other sites: in a browser on this machine they could turn the knobs."""
-        origin, known = headers.get("origin", "").lower(), {*self._settings.cors_origin}
-        is_ours = origin.partition("://")[2] in (headers.get("host", "").lower(), *self._settings.allowed_host)
-        if origin and not is_ours and not known & {"*", origin}:
-            raise ApiError(403, f"pages of {origin} may not ask this server: see --cors-origin", code="foreign_origin")
-
     def _check_key(self, scope: Scope, headers: Headers) -> None:
-        """Refuse requests without a key, given as a bearer (OpenAI's clients) or as a password (browsers)."""
         settings, keys = self._settings, list(self._settings.api_key)
         if (scope["method"], scope["path"]) == ("PUT", "/v1/speed"):
             keys = keys if settings.speed_key is None else [settings.speed_key]

@@ -1,13 +1,11 @@
-"""What the two processes say to each other: jobs and knobs one way, what forwards brought the other way.
-
-Nothing heavy is imported here.
-"""
+"""What the two processes say to each other, settings, jobs and knobs one way, what forwards brought the other way."""
 
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from marsbench.decoding.generation import Finish, Request
+from marsbench.decoding.generation import PREFILL_POSITIONS, Dtype, Finish, Request
+from marsbench.methods.options import option
 
 MethodName = Literal["ar", "mars", "mars-verified"]
 WIDEST = 16  # windows, at most
@@ -23,11 +21,10 @@ class Knob(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Request):
-    """A request as the engine takes it, which turns its knobs; None leaves it to the server.
+    """A request as the engine takes it; None leaves a knob to the server.
 
-    A request that names its `threshold` keeps it. Only `min_threshold` permits a server with a table of windows to
-    narrow the window of `mars`, and to decode at that tau while requests wait: `mars-verified` too, whose drafts then
-    count unchecked.
+    Only `min_threshold` lets a server with a table of windows narrow the window of `mars`, and decode at that tau while
+    requests wait: `mars-verified` too, whose drafts then count unchecked.
     """
 
     id: int
@@ -82,3 +79,66 @@ class Ready:
     methods: tuple[MethodName, ...]  # that the checkpoint can do
     slots: int  # of the KV cache
     warning: str = ""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of `marsbench serve`, under their names; times in seconds unless they say otherwise."""
+
+    checkpoint: str = ""
+    name: str = option("What clients call the model [default: the folder's name, or the stage's].", "")
+    dtype: Dtype | None = option(
+        "Of weights and cache: float32, bfloat16 or float16 [default: bfloat16 on a GPU, else float32]."
+    )
+    untrained_masks: bool = option("Use masks even if the checkpoint never saw any.", False)
+    # What counts where a request says nothing. The first three can be turned while the server runs.
+    threshold: float = option("Tau of mars: the knob, to begin with.", 0.95, least=0, most=1)
+    draft_threshold: float = option("Confidence that drafts of mars-verified need.", 0.5, least=0, most=1)
+    block_size: int = option(
+        "Tokens that one forward settles at most.", 4, least=1, most=WIDEST, flags=("--window", "--block-size")
+    )
+    method: MethodName | None = option(
+        "How to decode by default: ar, mars or mars-verified [default: mars where the checkpoint can, else ar]."
+    )
+    temperature: float = option("Where a request gives none; 0 is greedy.", 0.0, least=0)
+    max_new_tokens: int = option("Limit of a chat's answer that asks for none.", 1024, least=1)
+    # What the engine may hold.
+    max_rows: int = option("Requests decoded together.", 16, least=1)
+    kv_slots: int | None = option(
+        "Tokens of the KV cache, every row as many as the longest [default: full rows].", least=1
+    )
+    prefill_positions: int = option("Prompt tokens in one forward pass at most.", PREFILL_POSITIONS, least=1)
+    compile: bool | None = option(
+        "Run each step as one graph, recorded as it is on a GPU, where that is the default without --adapt: the same "
+        "tokens, sooner. No window is then wider than --window, whatever a request asks for.",
+        flags=("--compile/--no-compile",),
+    )
+    threads: int | None = option("CPU threads of the engine; where cores are few, leave HTTP one of them.", least=1)
+    adapt: bool = option(
+        "Measure at start-up what a forward costs by its positions, and decode mars-verified by the window that pays "
+        "for the requests in flight, or by ar; use min_threshold while requests wait.", False,
+    )  # fmt: skip
+    acceptance: float | None = option(
+        "Of --adapt: how often a draft is right [default: as the checkpoint's record has it].", least=0, most=1
+    )
+    # Who may come in.
+    host: str = option("Address to listen on; 0.0.0.0 lets other machines in.", "127.0.0.1")
+    port: int = option("0 takes any that is free.", 8000, least=0, most=65535)
+    api_key: tuple[str, ...] = option(
+        "Asked for by every route but /health; may be given several times, or once in MARSBENCH_API_KEY.", ()
+    )
+    speed_key: str | None = option("The only key that turns the knobs.")
+    allowed_host: tuple[str, ...] = option(
+        "A name by which clients may call the server, beside localhost and --host; * is any [default: * where other "
+        "machines are let in].", (),
+    )  # fmt: skip
+    cors_origin: tuple[str, ...] = option("A page's origin (https://HOST) that may ask; * is any.", ())
+    root_path: str = option("What a proxy puts before every path.", "")
+    # How much is taken in, and how long anything may take.
+    max_queue: int = option("Requests that may wait, be read or tokenised; more are told 429.", 64, least=1)
+    max_body: int = option("Bytes of a request's body at most.", 4 * 2**20, least=1)
+    max_connections: int = option("Connections at once at most; more are told 503.", 1024, least=1)
+    read_timeout: float = option("Seconds that a body may take to come.", 20.0, least=0)
+    deadline: float = option("Seconds that an answer may take.", 3600.0, least=0)
+    hang_timeout: float = option("Seconds until a busy engine without a word is started anew.", 120.0, least=0)
+    drain: float = option("Seconds that answers in flight have at the end.", 30.0, least=0)

@@ -10,15 +10,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from marsbench.errors import UserError
-from marsbench.serving.messages import Cancel, Job, MethodName, Ready
-from marsbench.serving.settings import Settings
+from marsbench.serving.messages import Cancel, Job, MethodName, Ready, Settings
 
 _PAUSE_S = 0.005  # between two reports, where no request starts or ends
 _OF_FREE = 0.4  # of the free memory may be the cache: while a layer grows, it is there twice, and steps need some
 
 
 def run(pipe: Connection, settings: Settings) -> None:
-    """Decode for the other end of the pipe, until it is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the other process says when to end; its terminal signals both
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -34,7 +32,6 @@ def run(pipe: Connection, settings: Settings) -> None:
 
 
 def _start(settings: Settings) -> tuple[Any, Ready]:
-    """Load the checkpoint; `UserError` for what could not work."""
     import torch
 
     from marsbench.answering import default_ids, fit, load_aloud
@@ -82,11 +79,7 @@ def usual_dtype(device: str) -> str:
 
 
 def slots_within(settings: Settings, of_one: int, free: int) -> tuple[int, str]:
-    """How many slots the cache may have, and a warning where memory has no room for full rows.
-
-    A row as long as the model allows has `of_one` slots; there is memory for `free`. `UserError` for a cache that a
-    request of the model's whole context would never fit into.
-    """
+    """How many slots the cache may have, of `free`, with rows of `of_one`; and a warning where rows cannot be full."""
     if settings.kv_slots is not None and settings.kv_slots < of_one:
         raise UserError(
             f"a cache of {settings.kv_slots} slots cannot hold one request of the model's context",
@@ -114,8 +107,7 @@ def _free_bytes(device: Any) -> int:
 def _serve(pipe: Connection, engine: Any) -> None:
     """Rounds without end; with nothing to do, it waits for the next message.
 
-    Where a step is over in no time, the tokens of several go out together: each message wakes the event loop and
-    its clients, on cores that the next step needs.
+    Tokens of several short steps go out together: each message wakes the event loop on cores that the next step needs.
     """
     told = 0.0
     letters = select.poll()  # `pipe.poll` would make one of these for every round

@@ -41,21 +41,35 @@ class Vocabulary:
         return bytes(self._letters[letter] for letter in name) if self._letters.keys() >= {*name} else text.encode()
 
 
-class Stops:
-    """Cuts a text at the first stop string that is complete in it, of several that end together at the longest."""
+class Writer:
+    """Tokens to text, cut at the first whole stop string, of several the longest; `used` counts those that went in."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops, self._held = list(stops), ""
-        self.found = False
+    def __init__(self, vocabulary: Vocabulary, stops: Sequence[str] = ()) -> None:
+        self._vocabulary, self._stops, self._held = vocabulary, list(stops), ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # keeps back what is no whole character yet
+        self.used, self.stopped = 0, False
 
-    def write(self, text: str) -> str:
+    def write(self, tokens: Sequence[int]) -> str:
+        sent = ""  # one by one, it can be told which token completes a stop string
+        for portion in [[token] for token in tokens] if self._stops else [tokens]:
+            if self.stopped:
+                break
+            self.used += len(portion)
+            sent += self._cut(self._decoder.decode(b"".join(map(self._vocabulary.bytes, portion))))
+        return sent
+
+    def close(self) -> str:
+        rest = self._cut(self._decoder.decode(b"", final=True))
+        return rest if self.stopped else rest + self._held
+
+    def _cut(self, text: str) -> str:
         """What of the text so far is certain to be no part of a stop string."""
-        if self.found:
+        if self.stopped:
             return ""
         self._held += text
         ends = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if ends:
-            self.found = True
+            self.stopped = True
             return self._held[: min(ends)[1]]
         # The longest ending with which a stop string may begin is kept back.
         sizes = [size for stop in self._stops for size in range(min(len(stop), len(self._held) + 1))
@@ -63,32 +77,3 @@ class Stops:
         keep = max(sizes, default=0)
         sent, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return sent
-
-    def close(self) -> str:
-        return "" if self.found else self._held
-
-
-class Writer:
-    """Tokens to text, cut at stop strings; `used` counts the tokens that went into it."""
-
-    def __init__(self, vocabulary: Vocabulary, stops: Sequence[str] = ()) -> None:
-        self._vocabulary, self._stops = vocabulary, Stops(stops)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # keeps back what is no whole character yet
-        self._one_by_one = bool(stops)  # which token completes a stop string can then be told
-        self.used = 0
-
-    @property
-    def stopped(self) -> bool:
-        return self._stops.found
-
-    def write(self, tokens: Sequence[int]) -> str:
-        sent = ""
-        for portion in [[token] for token in tokens] if self._one_by_one else [tokens]:
-            if self.stopped:
-                break
-            self.used += len(portion)
-            sent += self._stops.write(self._decoder.decode(b"".join(map(self._vocabulary.bytes, portion))))
-        return sent
-
-    def close(self) -> str:
-        return self._stops.write(self._decoder.decode(b"", final=True)) + self._stops.close()

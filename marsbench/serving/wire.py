@@ -1,7 +1,4 @@
-"""The bodies that come and go: OpenAI's fields and ours, read into types without building anything else.
-
-What this server cannot do is refused by name, unless it is asked for in the way that changes nothing.
-"""
+"""The bodies that come and go: OpenAI's fields and ours. What cannot be done here is refused by name if wanted."""
 
 import json
 import re
@@ -41,7 +38,6 @@ class ApiError(Exception):
 
     @classmethod
     def not_ready(cls, why: str) -> "ApiError":
-        """No request can be served at the moment."""
         return cls(503, why, code="unavailable", retry_after=1)
 
 
@@ -75,12 +71,7 @@ _SHORT = 200  # bytes of a value that may ask for nothing
 
 
 def read(body: bytes | Raw, kind: type[T], where: str = "") -> T:
-    """A body, or (`where` says in which field of it) a part of one, as its type.
-
-    Raises:
-        ApiError: no JSON; a field of the wrong type or out of bounds; one that this server does not know, or cannot
-            honour, and that asks for something.
-    """
+    """A body, or (`where` says in which field of it) a part of one, as its type; `ApiError` for what it cannot be."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, Raw])
         for name in fields.keys() - {*kind.__struct_fields__}:
@@ -152,14 +143,11 @@ class _Decoding(Struct, kw_only=True):
 
 
 class CompletionRequest(_Decoding, kw_only=True):
-    """`POST /v1/completions`."""
-
     prompt: str | list[str | _Token | Annotated[list[_Token], Meta(min_length=1)]]
     max_tokens: _Count | None = 16
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One prompt or several, each as text or as token ids."""
         several: list[Any] = [self.prompt] if isinstance(self.prompt, str) else self.prompt
         kinds = {*map(type, several)}
         if kinds == {int}:
@@ -183,8 +171,6 @@ class Message(Struct):
 
 
 class ChatRequest(_Decoding, kw_only=True):
-    """`POST /v1/chat/completions`."""
-
     messages: Annotated[list[Raw], Meta(min_length=1, max_length=10_000)]
     max_tokens: _Count | None = None
     max_completion_tokens: _Count | None = None
@@ -192,17 +178,15 @@ class ChatRequest(_Decoding, kw_only=True):
     @property
     def turns(self) -> list[dict[str, str]]:
         """The conversation as chat templates take it; `ApiError` for a message that says more, or nothing."""
-        return [_turn(read(raw, Message, "messages")) for raw in self.messages]
-
-
-def _turn(message: Message) -> dict[str, str]:
-    if message.content is None:
-        raise ApiError.wrong(f"messages: a message of the {message.role} has no 'content'", "messages")
-    text = message.content
-    if not isinstance(text, str):
-        text = "".join(read(part, TextPart, "messages").text for part in text)
-    turn = {"role": message.role.replace("developer", "system"), "content": text}
-    return turn | ({"name": message.name} if message.name else {})
+        turns = []
+        for message in (read(raw, Message, "messages") for raw in self.messages):
+            if (text := message.content) is None:
+                raise ApiError.wrong(f"messages: a message of the {message.role} has no 'content'", "messages")
+            if not isinstance(text, str):
+                text = "".join(read(part, TextPart, "messages").text for part in text)
+            named = {"name": message.name} if message.name else {}
+            turns.append({"role": message.role.replace("developer", "system"), "content": text, **named})
+        return turns
 
 
 class SpeedRequest(Struct, forbid_unknown_fields=True):
@@ -213,10 +197,7 @@ class SpeedRequest(Struct, forbid_unknown_fields=True):
     block_size: _Window | None = None
 
 
-def dumps(body: Any) -> str:
-    """JSON in ASCII on one line, so that no line break ends an event early."""
-    return json.dumps(body, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-
-
 def event(body: Any) -> bytes:
-    return f"data: {body if isinstance(body, str) else dumps(body)}\n\n".encode("ascii")
+    """A server-sent event, of words or of JSON in ASCII on one line, which no line break ends early."""
+    words = body if isinstance(body, str) else json.dumps(body, separators=(",", ":"), allow_nan=False)
+    return f"data: {words}\n\n".encode("ascii")

@@ -92,6 +92,12 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def synchronize() -> None:
+    """Wait for all that a GPU has been given to do, before the clock is read."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def load(
     path: str | Path, *, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu",
     needs_tokenizer: bool = True, stage: str | None = None, adapter: str | Path | None = None,

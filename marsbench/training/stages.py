@@ -250,7 +250,9 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
         raise UserError(what, fix="use that as --checkpoint, and a checkpoint of a smaller scale as --draft")
     parents = lineage(scale, stage_name)[:-1]
     ready = scale.ready_checkpoint(chosen.parent, None) if world and chosen.parent else None  # the world's, untrained
-    budget = world.pretraining_of(draft=chosen.draft) if world and chosen.plain_text else scale.finetuning
+    budget = scale.finetuning
+    if world and chosen.plain_text:
+        budget = (chosen.draft and world.draft_pretraining) or world.pretraining
     budget = budget.part(chosen.share).longer(chosen.longer)
     sizes = None if world is None else world.draft_model if chosen.draft else wider(world.model, _width(chosen))
     gated = chosen.objective == "gated"

@@ -23,7 +23,7 @@ from marsbench.errors import UserError
 from marsbench.keys import versions
 from marsbench.line import TrainedStage
 from marsbench.provenance import others_cores, provenance, warning
-from marsbench.racing.questions import ask
+from marsbench.racing.course import ask
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run, kept
