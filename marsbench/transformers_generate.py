@@ -38,11 +38,14 @@ from marsbench.training.adapter_files import read_adapter
 from marsbench.training.checkpoints import mask_of
 from marsbench.training.medusa import MedusaHeads
 
+# The options of decoding that a call may give.
+_ASKED = ("method", "threshold", "draft", "mask_id", "prefill_positions", "compiled", *OPTIONS, *EARLIER)
+
 
 def _signed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a signature name every option of methods: what it does not name, transformers keeps to itself."""
+    """Have a signature name every option of decoding: what it does not name, transformers keeps to itself."""
     own = list(signature(function).parameters.values())
-    named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in (*OPTIONS, *EARLIER)]
+    named = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in _ASKED]
     function.__signature__ = Signature([*own[:-1], *named, own[-1]])  # type: ignore[attr-defined]
     return function
 
@@ -51,9 +54,7 @@ def _signed(function: Callable[..., Any]) -> Callable[..., Any]:
 def generate(
     model: PreTrainedModel,
     input_ids: Tensor, logits_processor: Iterable[Any] = (), stopping_criteria: Iterable[Any] = (),
-    generation_config: GenerationConfig | None = None, *, method: str = "mars", threshold: float | None = None,
-    draft: PreTrainedModel | None = None, mask_id: int | None = None, sampling_seed: int = 0,
-    prefill_positions: int = PREFILL_POSITIONS, compiled: bool | None = None, adapter: str | Path | None = None,
+    generation_config: GenerationConfig | None = None, *, sampling_seed: int = 0, adapter: str | Path | None = None,
     token_streamer: BaseStreamer | None = None, **others: Any,
 ) -> Tensor | GenerateDecoderOnlyOutput:  # fmt: skip
     """Continue prompts by any method of marsbench; see `marsbench list methods`.
@@ -65,29 +66,17 @@ def generate(
     Args:
         model: passed by transformers, like the next four.
         input_ids: integer [N, P], padded on the left.
-        logits_processor: those that transformers has made from the configuration.
-        stopping_criteria: likewise.
-        generation_config: likewise.
-        method: how to decode.
-        threshold: confidence to accept (or to draft) a token; None accepts one token per forward with `mars`.
-        draft: draft model of the speculative methods (transformers keeps `assistant_model` to itself).
-        mask_id: the id of `<|mask|>`; by default that of the tokenizer beside the model's weights.
+        logits_processor, stopping_criteria, generation_config: as transformers makes them.
         sampling_seed: seed of sampling; row i takes `sampling_seed` + i.
-        prefill_positions: prompt tokens in one forward, at most; fewer take less memory.
-        compiled: run each step as one graph: the same tokens (in 16 bits, up to rounding), sooner after the first call
-            of its kind; None: on CUDA. What was compiled is kept as long as the model, and used again as long as the
-            method and its options stay.
         adapter: folder of a gated adapter that was trained on this model; its own tokenizer knows the mask. Whether the
             weights in memory are still those it was trained on is not looked at. Not together with `compiled`.
         token_streamer: any streamer of transformers, for a single prompt. transformers keeps `streamer` to itself.
-        others: the method's options, as `marsbench decode --help` explains them, such as `window`, `layout` or
-            `draft_length`; and what transformers passes along, of which `attention_mask` is used.
+        others: the options of `marsbench decode --help`, such as `method`, `threshold` or `window`; `draft` is a model,
+            `mask_id` by default that of the tokenizer beside the weights. What was compiled is kept as long as the
+            model, and used again as long as the method and its options stay. And what transformers passes along, of
+            which `attention_mask` is used.
 
-    Returns:
-        Prompts and new tokens, integer [N, P + new], padded on the right, as `generate` returns them.
-
-    Raises:
-        UserError: the method cannot run, or something was asked for that it would not honour.
+    Returns prompts and new tokens, integer [N, P + new], padded on the right; `UserError` for what is not honoured.
     """
     config = generation_config or model.generation_config
     if config is None:
@@ -95,17 +84,15 @@ def generate(
     rules = [*logits_processor, *stopping_criteria]
     strange = [type(rule).__name__ for rule in rules if not isinstance(rule, _KNOWN)]
     strange += _asked_in_vain(config, input_ids, others, model)
-    options = Decoding(
-        method=method, threshold=threshold, prefill_positions=prefill_positions, compiled=compiled, draft=draft,
-        mask_id=_tokenizer_mask(str(adapter or model.name_or_path or "")) if mask_id is None else mask_id,
-        **renamed({name: others[name] for name in (*OPTIONS, *EARLIER) if others.get(name) is not None}),
-    ).check()  # fmt: skip
-    _check_call(config, ", ".join(strange), options, adapter, len(input_ids) if token_streamer is not None else 0)
+    asked = renamed({name: others[name] for name in _ASKED if others.get(name) is not None})
+    asked.setdefault("mask_id", _tokenizer_mask(str(adapter or model.name_or_path or "")))
+    options = Decoding(**asked).check()
+    _check_call(", ".join(strange), options, adapter, len(input_ids) if token_streamer is not None else 0)
     heads = None
-    if "heads" in METHODS[method].needs:
+    if "heads" in METHODS[options.method].needs:
         heads = MedusaHeads.load(Path(str(model.name_or_path)), dtype=model.dtype, device=model.device)
-    compiled = adapter is None and wants_graphs(model, compiled)
-    make = partial(build_method, method, replace(options, heads=heads))
+    compiled = adapter is None and wants_graphs(model, options.compiled)
+    make = partial(build_method, options.method, replace(options, heads=heads))
     kept = replace(options, threshold=None, prefill_positions=PREFILL_POSITIONS)  # no step depends on these
     chosen = _kept(model, "method", kept, make) if compiled else make()  # heads belong to the model
     running: Any = model
@@ -114,15 +101,16 @@ def generate(
         running = Adapted(model, _kept(model, "adapter", folder, lambda: read_adapter(folder, model)))
     kind, not_compiled = kind_of_batch(running, chosen, compiled)
     _REPORTER.say_once(not_compiled)
-    _REPORTER.say_once(remark_on_rounding(method, running))
+    _REPORTER.say_once(remark_on_rounding(options.method, running))
     if token_streamer is not None:
         token_streamer.put(input_ids.cpu())  # type: ignore[no-untyped-call]  # streamers expect the prompt first
     ends = [config.eos_token_id, *(rule.eos_token_id for rule in rules if isinstance(rule, EosTokenCriteria))]
     eos_ids = [token for end in ends if end is not None for token in torch.as_tensor(end).flatten().tolist()]
     pad_id = int(config.pad_token_id if config.pad_token_id is not None else next(iter(eos_ids), 0))
+    mask, threshold = others.get("attention_mask"), options.threshold
     generations = decode(
-        running, chosen, _requests(input_ids, others.get("attention_mask"), config, rules, threshold, sampling_seed),
-        eos_id=eos_ids, pad_id=pad_id, batch_size=len(input_ids), prefill_positions=prefill_positions, kind=kind,
+        running, chosen, _requests(input_ids, mask, config, rules, threshold, sampling_seed), eos_id=eos_ids,
+        pad_id=pad_id, batch_size=len(input_ids), prefill_positions=options.prefill_positions, kind=kind,
         on_tokens=partial(_put, token_streamer) if token_streamer is not None else None,
     )  # fmt: skip
     if token_streamer is not None:
@@ -144,7 +132,6 @@ _KEPT: WeakKeyDictionary[PreTrainedModel, dict[str, tuple[Any, Any]]] = WeakKeyD
 
 
 def _kept(model: PreTrainedModel, what: str, of: Any, make: Callable[[], Any]) -> Any:
-    """What a model's latest call has made of the same, or what is made now."""
     kept = _KEPT.setdefault(model, {})
     if what not in kept or kept[what][0] != of:
         kept[what] = of, make()
@@ -155,7 +142,6 @@ def _requests(
     input_ids: Tensor, attention_mask: Tensor | None, config: GenerationConfig, rules: Sequence[Any],
     threshold: float | None, seed: int,
 ) -> list[Request]:  # fmt: skip
-    """The prompts without their padding, each with what the configuration and the known rules ask for."""
     integer(seed, "sampling seed", fix="give one, as in sampling_seed=0")
     real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     limits = [int(config.max_length), *(rule.max_length for rule in rules if isinstance(rule, MaxLengthCriteria))]
@@ -184,11 +170,7 @@ _HOW_TO_RUN = ("use_cache", "logits_to_keep")  # of what transformers passes alo
 def _asked_in_vain(
     config: GenerationConfig, input_ids: Tensor, others: dict[str, Any], model: PreTrainedModel
 ) -> Iterator[str]:
-    """What a configuration, a caller or peft ask for that would be left out.
-
-    transformers adds an empty cache and usual positions. peft puts learned prompts on a model for `generate` alone, and
-    hooks that are told of every row of a batch.
-    """
+    """What a configuration, a caller, or peft (by learned prompts and hooks) ask for that would be left out."""
     if (mode := config.get_generation_mode()) not in _MODES:
         yield mode.value
     if (config.num_return_sequences or 1) > 1:
@@ -206,7 +188,7 @@ def _asked_in_vain(
         yield "position_ids"
     if cache is not None and cache.get_seq_length():
         yield "past_key_values"
-    known = {"attention_mask", "position_ids", "past_key_values", *_HOW_TO_RUN, *OPTIONS, *EARLIER}
+    known = {"attention_mask", "position_ids", "past_key_values", *_HOW_TO_RUN, *_ASKED}
     yield from (name for name, given in others.items() if name not in known and given is not None)
     prepares = "prepare_inputs_for_generation"
     own, of_class = vars(model).get(prepares), getattr(type(model), prepares, None)
@@ -218,11 +200,8 @@ def _asked_in_vain(
     yield from sorted(told & {"adapter_names", "alora_offsets", "task_ids"})
 
 
-def _check_call(config: GenerationConfig, strange: str, how: Decoding, adapter: Any, streamed: int) -> None:
-    """Refuse what would silently be left out, such as `strange` rules, and what cannot be meant.
-
-    `streamed` is the number of prompts whose tokens are streamed.
-    """
+def _check_call(strange: str, how: Decoding, adapter: Any, streamed: int) -> None:
+    """Refuse `strange` rules, which would be left out, and what cannot be meant; `streamed` prompts are streamed."""
     refused = [
         (bool(strange), f"marsbench.generate does not apply {strange}",
          "switch it off (top_k=0, top_p=1.0, repetition_penalty=1.0, ...), cut the output afterwards, or leave "

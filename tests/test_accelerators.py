@@ -247,7 +247,7 @@ def test_heads_and_adapters_are_not_sharded(
     """Guards against FSDP that looks for layers in what has none, and a later stage that is not sharded either."""
     seen: list[bool] = []
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    monkeypatch.setattr(trainer, "_train", lambda *_: seen.append("ACCELERATE_USE_FSDP" in os.environ))
+    monkeypatch.setattr(trainer, "_train", lambda *_: seen.append(os.environ["ACCELERATE_USE_FSDP"] == "true"))
     trainer.train(recipe(preset("7b"), stage), tmp_path / stage, None, lambda *_: None, print)
     assert seen == [sharded]
     assert os.environ["ACCELERATE_USE_FSDP"] == "true"

@@ -36,10 +36,7 @@ Decoder = Callable[[RaggedCache, Window, Tensor], Answer]
 
 
 def decoder_of(model: Any) -> Decoder:
-    """The decoder of a causal language model as it is now: lean where it is plainly known, else its own modules.
-
-    `UserError` for a model that does what this engine does not know.
-    """
+    """The decoder of a causal language model as it is now; `UserError` for one that does what is not known here."""
     without_cudnn_attention()
     if not isinstance(model, Adapted):
         model = getattr(model, "_orig_mod", model)  # what `torch.compile` has wrapped: its parts are the same
@@ -84,8 +81,6 @@ class LeanDecoder:
         self._beside: tuple[object, ...] = ()  # what the maps were laid out for
         self._laid = 0  # how often they were
         self._cos = self._sin = torch.empty(0)
-        self._frequencies: Tensor | None = None
-        self._turned_by: tuple[object, ...] = ()  # what the table was made for
 
     @property
     def is_bare(self) -> bool:
@@ -123,11 +118,7 @@ class LeanDecoder:
             self._beside, self._laid = beside, self._laid + 1
         sizes = like.shape[1], self._layers[0].down.weights[0].shape[1]
         self._is_native = is_packed and is_for(self._shape, sizes)
-        frequencies = self._rotary._buffers["inv_freq"]
-        turned_by = (None if frequencies.is_inference() else frequencies._version, like.dtype, like.device)
-        if frequencies is not self._frequencies or turned_by != self._turned_by:
-            self._cos = self._sin = torch.empty(0)
-            self._frequencies, self._turned_by = frequencies, turned_by
+        self._cos = self._sin = torch.empty(0)
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         rows, width = window.input_ids.shape

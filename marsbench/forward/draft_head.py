@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from marsbench.errors import check_known
 from marsbench.forward.native import can_pack, pack
 
 _RANK = 64  # of the table
@@ -69,11 +68,6 @@ class Network(NamedTuple):
 
 DraftHead = Markov | Network
 KINDS: dict[str, type[Markov] | type[Network]] = {"markov": Markov, "network": Network}
-
-
-def kind_of_head(name: str) -> type[Markov] | type[Network]:
-    check_known("kind of draft head", name, KINDS)
-    return KINDS[name]
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,7 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def large_pages(nbytes: int) -> Tensor:
-    """Memory of so many bytes, uint8 [nbytes], in large pages where the system has them.
-
-    A step reads all packed weights: from pages of 4 KiB that takes up to a fifth longer.
-    """
+    """Memory, uint8 [nbytes], in large pages if there are some: from small ones reading takes up to a fifth longer."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(nbytes, dtype=torch.uint8)
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -85,7 +82,6 @@ def instructions() -> str:
 
 
 def use_torch() -> None:
-    """Have this process, and those that it starts, use the operations of torch alone."""
     os.environ[VARIABLE] = "0"
 
 
@@ -127,10 +123,7 @@ def _load(built: Path) -> None:
 
 
 def library() -> Path:
-    """The library for this CPU; built now where it is not there yet, whole or not at all, by one process at a time.
-
-    `OSError` or `subprocess.CalledProcessError` where there is no compiler, or it does not build it.
-    """
+    """The library for this CPU, built by one process if need be; `OSError` or `CalledProcessError` if that fails."""
     compiler = cpp_compiler()
     if compiler is None:
         raise FileNotFoundError("a C++ compiler")
@@ -142,21 +135,15 @@ def library() -> Path:
         *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []),
     ]  # fmt: skip
     libraries = f"-L{torch_at / 'lib'}", "-ltorch_cpu", "-lc10", "-ltorch"
-    made_of = (
-        [source.read_text(encoding="utf-8") for source in (*_SOURCES, _HEADER)],
-        torch.__version__,
-        compiler,
-        flags,
-    )
+    texts = [source.read_text(encoding="utf-8") for source in (*_SOURCES, _HEADER)]
+    made_of = texts, torch.__version__, compiler, flags
     built = cache_folder() / f"native-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.so"
     if built.exists():
         return built
     built.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(built.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=built.parent) as unfinished:
         if not built.exists():
-            print(
-                f"building the operations in C++ for this CPU, once, into {built.parent} (about 20 s)", file=sys.stderr
-            )
+            print(f"building C++ operations for this CPU, once, into {built.parent} (about 20 s)", file=sys.stderr)
             made = Path(unfinished) / built.name
             command = [compiler, *flags, f"-I{torch_at / 'include'}", *map(str, _SOURCES), *libraries, "-o", str(made)]
             subprocess.run(command, check=True, capture_output=True, text=True)

@@ -76,7 +76,6 @@ class Tried(NamedTuple):
 
 
 def tried(name: str, work: Callable[[], Any], limit_s: float) -> Tried:
-    """Run `work` for `limit_s` seconds at most; its errors become a status."""
     ended, began = Tried(name, "done", "", 0.0, None), time.perf_counter()
     try:
         with at_most(limit_s):
@@ -89,10 +88,8 @@ def tried(name: str, work: Callable[[], Any], limit_s: float) -> Tried:
 
 
 class Found(NamedTuple):
-    """What a check found: whether it holds, None where it only measures, and its numbers by name, units in names."""
-
-    holds: bool | None
-    facts: dict[str, Any]
+    holds: bool | None  # None where a check only measures
+    facts: dict[str, Any]  # its numbers by name, units in names
 
 
 @dataclass
@@ -103,27 +100,13 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.prompts, self.new_tokens = (6, 16) if self.quick else (24, 48)
+        self.on_gpu = self.device.type == "cuda"
+        self.called = torch.cuda.get_device_name(self.device) if self.on_gpu else "CPU"
+        # The model that is timed: the paper's smaller one on a GPU, a stand-in on a CPU.
+        self.size, self.half = ("0.5b", torch.bfloat16) if self.on_gpu else ("small", torch.float32)
         without_cudnn_attention()  # as training and decoding do: a check may call torch before either
 
-    @property
-    def on_gpu(self) -> bool:
-        return self.device.type == "cuda"
-
-    @property
-    def called(self) -> str:
-        return torch.cuda.get_device_name(self.device) if self.on_gpu else "CPU"
-
-    @property
-    def size(self) -> str:
-        """The model that is timed: the paper's smaller one on a GPU, a stand-in on a CPU."""
-        return "0.5b" if self.on_gpu else "small"
-
-    @property
-    def half(self) -> torch.dtype:
-        return torch.bfloat16 if self.on_gpu else torch.float32
-
     def trained(self, device: torch.device | None = None) -> Loaded:
-        """The base of scale mini, in fp32."""
         return checkpoints.load(_BASES / "base", device=str(device or self.device))
 
     @cached_property
@@ -156,10 +139,7 @@ class Bench:
         return [made.tokens for made in decode(loaded.model, method, requests, batch_size=rows, kind=kind, **settings)]
 
     def captured(self) -> KindOfBatch:
-        """Batches whose steps are graphs, as `--compile` makes them on a GPU.
-
-        A CPU captures nothing: there, the same steps of fixed shape run operation by operation.
-        """
+        """Batches whose steps are graphs; on a CPU, the same steps of fixed shape operation by operation."""
         return partial(Batch, shapes=Graphs() if self.on_gpu else Steps())
 
     def random_model(self, size: str, dtype: torch.dtype) -> Any:
@@ -193,11 +173,9 @@ class Bench:
         )
 
     def peak_bytes(self) -> int | None:
-        """The most that the device has held since `forget_peak`; None on a CPU."""
         return torch.cuda.max_memory_allocated(self.device) if self.on_gpu else None
 
     def forget_peak(self) -> None:
-        """Count the peak of memory anew, after unused memory is given back."""
         if self.on_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)

@@ -35,8 +35,6 @@ _LIMIT_S = 90  # of one check
 _GIB = 2**30
 _SEVEN_B_GIB = 24  # of free memory, without which the 7B model is not tried
 
-# ---- what is right ----
-
 
 def methods_agree(bench: Bench) -> Found:
     """Every method says on this device what it says on the CPU, and a lossless one what `ar` says, in fp32."""
@@ -125,9 +123,6 @@ def training_resumes(bench: Bench) -> Found:
     )
 
 
-# ---- what is fast ----
-
-
 def attention_in_place(bench: Bench) -> Found:
     """Attention over a key length that was not met before takes no longer than over one that was."""
     lengths, met = range(400, 410 if bench.quick else 430), dict[str, list[float]]()
@@ -182,9 +177,6 @@ def training_step(bench: Bench) -> Found:
     )
 
 
-# ---- what fits ----
-
-
 def decoding_fits(bench: Bench) -> Found:
     """Models of the paper's sizes decode in the memory that is there."""
     facts, free = dict[str, Any](), torch.cuda.mem_get_info(bench.device)[0] / _GIB if bench.on_gpu else 0.0
@@ -213,7 +205,6 @@ CHECKS: dict[str, Callable[[Bench], Found]] = {
 
 
 def _backward(bench: Bench, model: Any, ids: Tensor) -> Tensor:
-    """The MARS loss in bf16 where every token is learned, and its gradients in the model."""
     with torch.autocast(bench.device.type, torch.bfloat16):
         loss = mars_loss(model, ids, ids, block_size=BLOCK_SIZE, mask_token_id=3).total
     loss.backward()  # type: ignore[no-untyped-call]
@@ -229,7 +220,6 @@ def _agree(bench: Bench, loaded: Any, kind: KindOfBatch, name: str = "ar", **ids
 
 
 def device_here(*, cpu: bool) -> torch.device:
-    """The GPU, or the CPU where that is asked for; `UserError` where there is no GPU."""
     if cpu:
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -240,11 +230,7 @@ def device_here(*, cpu: bool) -> torch.device:
 def run_checks(
     device: torch.device, names: Sequence[str], *, quick: bool, output: Path | None, console: Console
 ) -> list[CheckRow]:
-    """The rows of some checks, of all where none is named.
-
-    A check that fails does not keep the others from running, and what is measured is kept at once. `output` is the
-    folder that holds results/ and reports/; None = nothing is written.
-    """
+    """The rows of checks, all if none is named, kept at once below `output`, which holds results/; None = nowhere."""
     if unknown := [name for name in names if name not in CHECKS]:
         raise unknown_name("check", unknown[0], list(CHECKS))
     bench, made = Bench(device, quick), list[CheckRow]()

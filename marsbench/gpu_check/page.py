@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pandas import DataFrame
+
 from marsbench.files import write_atomically
 from marsbench.findings.cells import BENCHMARKS
 from marsbench.paper import published
@@ -45,13 +47,11 @@ def keep(root: Path, row: CheckRow | MethodStepRow) -> None:
 
 
 def write_gpu_page(root: Path) -> list[Path]:
-    """Render the page again where there are rows; returns its path."""
     text = page_of(root)
     return [write_atomically(root / _PAGE, text.encode())] if text else []
 
 
 def page_of(root: Path) -> str:
-    """The page as Markdown, a pure function of the rows below a folder; empty without any."""
     checks, steps = gpu_rows(root)
     if not (every := [*steps, *checks]):
         return ""
@@ -62,9 +62,6 @@ def page_of(root: Path) -> str:
         *[_checked(device, checks) for device in dict.fromkeys(row.device for row in checks)],
         facts_section(every, "; ".join(commands) or "marsbench gpu-check"),
     ) + "\n"  # fmt: skip
-
-
-# ---- what a step costs ----
 
 
 def _speed(device: str, steps: Sequence[MethodStepRow]) -> list[str]:
@@ -96,34 +93,23 @@ class Steps:
         papers = published("4", scale=self.rows[0].scale, **tables) if self.rows else []
         self.emitted = {str(row.benchmark): row.value for row in papers}  # benchmark -> published tokens per forward
         self._captured = [row for row in self.rows if row.captured]
-        self.batch_sizes = sorted({row.batch_size for row in self._captured})
-
-    def seconds(self, batch: int, method: str = "ar", options: Mapping[str, Any] | None = None) -> float | None:
-        """Seconds of a captured step; None where it was not timed."""
-        wanted = batch, method, dict(options or {})
-        same = (row for row in self._captured if (row.batch_size, row.method, dict(row.options)) == wanted)
-        return next((row.seconds for row in same), None)
-
-    def cost(self, batch: int, line: str = _MARS) -> float | None:
-        own, ar = self.seconds(batch, *LINES[line]), self.seconds(batch)
-        return own / ar if own and ar else None
+        # Seconds of a captured step, by rows and line; NaN where it was not timed.
+        timed = [(row.batch_size, _line_of(row), row.seconds) for row in self._captured]
+        wide = DataFrame(timed, columns=["rows", "line", "s"]).pivot_table("s", "rows", "line", aggfunc="first")
+        self.seconds = wide.reindex(columns=["ar", *LINES])
 
     @property
     def costs(self) -> dict[int, float]:
-        return {batch: cost for batch in self.batch_sizes if (cost := self.cost(batch))}
+        return dict((self.seconds[_MARS] / self.seconds["ar"]).dropna())
 
     def table(self) -> str:
-        lines, row = [], self.rows[0]
-        for batch in self.batch_sizes:
-            ar = self.seconds(batch)
-            shown = f"{1e3 * ar:.2f} ({100 * row.weight_bytes / row.read_per_second / ar:.0f} %)" if ar else ""
-            costs = [(self.seconds(batch, *LINES[line]), self.cost(batch, line)) for line in LINES]
-            others = [f"{1e3 * own:.2f} ({cost:.2f})" if own and cost else "" for own, cost in costs]
-            lines.append([str(batch), *[number or "not measured" for number in (shown, *others)]])
+        floor, lines = self.rows[0].weight_bytes / self.rows[0].read_per_second, []
+        for batch, (ar, *others) in zip(self.seconds.index, self.seconds.to_numpy(), strict=True):
+            shown = [f"{1e3 * ar:.2f} ({100 * floor / ar:.0f} %)", *[f"{1e3 * s:.2f} ({s / ar:.2f})" for s in others]]
+            lines.append([str(batch), *["not measured" if "nan" in cell else cell for cell in shown]])
         return table(["rows", "`ar` (% of reading)", *LINES], lines)
 
     def reckoning(self) -> str:
-        """The published tokens per forward pass of every benchmark over what a step costs."""
         heads = {**BENCHMARKS, "average": "average of six"}
         lines = [
             [head, f"{self.emitted[name]:.2f}", *[f"{self.emitted[name] / cost:.2f}" for cost in self.costs.values()]]
@@ -140,6 +126,11 @@ class Steps:
             if "acceptance" in row.options and (ar := speeds.get(row.batch_size))
         ]
         return table(["rows", "`ar`, tokens/s", "MARS, B = 4, tokens/s", "MARS over `ar`"], lines)
+
+
+def _line_of(row: MethodStepRow) -> str:
+    named = {"ar": ("ar", {}), **LINES}
+    return next((line for line, known in named.items() if known == (row.method, dict(row.options))), "")
 
 
 def _said(size: str, shape: Steps) -> Iterator[str]:
@@ -166,7 +157,7 @@ def _said(size: str, shape: Steps) -> Iterator[str]:
 def _beside_the_paper(shape: Steps) -> str:
     lines = []
     for batch in (4, 8, 16):
-        ar, cost = shape.seconds(batch), shape.cost(batch)
+        ar, cost = shape.seconds["ar"].get(batch), shape.costs.get(batch)
         (theirs,) = published("5", method="ar_kv", metric="tokens_per_second", batch_size=batch)
         best = max(row.value for row in published("5", method="mars_block_cache", metric="speedup", batch_size=batch))
         if ar and cost:
@@ -180,9 +171,6 @@ def reckoned(root: Path, size: str) -> dict[int, float]:
     """Rows -> speed of MARS over `ar`, reckoned with the paper's tokens per forward pass on GSM8K."""
     shape = Steps([row for row in gpu_rows(root)[1] if row.scale == size])
     return {batch: shape.emitted["gsm8k"] / cost for batch, cost in shape.costs.items()}
-
-
-# ---- what the checks found ----
 
 
 def _checked(device: str, rows: Sequence[CheckRow]) -> str:

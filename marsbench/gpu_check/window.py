@@ -1,7 +1,7 @@
 """`marsbench gpu-window`: a GPU that is lent for minutes, and every row that can be had of it, what matters most first.
 
-Each stage has a limit of its own, and what it has measured is written at once. The real model's stages are commands
-that a user may type. An interrupted window goes on where it stopped; nothing is fetched.
+Each stage has a limit of its own, and what it has measured is written at once. An interrupted window goes on where it
+stopped; nothing is fetched.
 """
 
 import subprocess
@@ -104,10 +104,7 @@ def _checks(window: Window, names: Sequence[str]) -> None:
 
 
 def time_steps(window: Window, size: str) -> None:
-    """The cost of a step by method and rows on a model of random weights, and its speed with acceptance carried over.
-
-    Rows are written as they come, in place of older ones of the same card.
-    """
+    """Steps by method and rows on random weights, and their speed with acceptance carried over, kept as they come."""
     bench = Bench(window.device, quick=window.tiny)
     bench.say = lambda text: window.console.print(f"  {size}: {text}", highlight=False)
     model = bench.random_model(size, bench.half)
@@ -154,7 +151,6 @@ def _distill(window: Window, *more: str) -> None:
 
 
 def _train(window: Window, stage: str) -> str:
-    """Train a stage, or find it trained; its folder."""
     size = ("4", "2") if window.tiny else ("64", "250")
     return command(
         "train", stage, "--scale", "135m", "--base", str(window.base), "--chat-data", str(window.work / "chats.jsonl"),

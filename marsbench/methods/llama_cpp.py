@@ -1,11 +1,11 @@
 """llama.cpp as a reference point from outside: the fastest plain decoding on many a CPU, of the same weights.
 
-The weights that our loop decodes are written as a GGUF file, in their own type or quantised, and read by llama.cpp's
-Python package. Tokens go in and come out; of the tokenizer nothing is written.
+The weights are written as a GGUF file, in their own type or quantised, and read by llama.cpp's Python package. Tokens
+go in and come out; of the tokenizer nothing is written.
 """
 
 import atexit
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,13 +24,6 @@ Quantised = Literal["none", "q8_0", "q4_1"]
 _Weights = list[tuple[int, int]]  # where each lies, and how often it was written to
 _TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _KINDS = ("llama", "qwen2")  # architectures, as both transformers and llama.cpp call them
-# Our modules -> the tensors of a GGUF file: of a layer, and of the whole model.
-_OF_LAYER = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
-_WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 # model -> (how it is quantised, tokens drafted, of the longest match) -> where its weights were, and llama.cpp's own
 _READ: WeakKeyDictionary[Any, dict[tuple[str, int, int], tuple[_Weights, Any]]] = WeakKeyDictionary()
 # Before its library goes.
@@ -49,7 +42,6 @@ class LlamaCpp(OutsideMethod):
     def continue_batch(
         self, model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, meter: Meter | None = None
     ) -> list[tuple[list[int], list[int]]]:
-        """One request: its new tokens, one for each forward as far as anybody can see."""
         (request,) = requests
         ids: list[int] = []
         reader = _read(model, self.quantised, *(getattr(self, name, 0) for name in ("draft_length", "ngram")))
@@ -98,18 +90,13 @@ def _read(model: Any, quantised: Quantised, draft_length: int, ngram: int) -> An
 
 
 def write_gguf(model: Any, file: Path, quantised: Quantised = "none") -> None:
-    """Write the weights of a Llama or Qwen2 model as llama.cpp reads them; norms and biases stay in fp32.
-
-    Raises:
-        UserError: a model of another kind, or one whose weights cannot be quantised in blocks.
-    """
+    """Write a Llama or Qwen2 model as llama.cpp reads it; `UserError` for others, or weights of no whole blocks."""
     import gguf
 
     config = model.config
     kind = config.model_type
     if kind not in _KINDS or model.dtype not in _TYPES:
-        fix = "race it with a Llama or Qwen2 model"
-        raise UserError(f"llama.cpp is not given a model of the kind {kind} in {model.dtype}", fix=fix)
+        raise UserError(f"llama.cpp takes no model of the kind {kind} in {model.dtype}", fix="race Llama or Qwen2")
     writer: Any = gguf.GGUFWriter(file, kind)
     rotary = model.get_decoder().rotary_emb
     size = rotary.inv_freq.numel() * 2  # of a head
@@ -124,7 +111,7 @@ def write_gguf(model: Any, file: Path, quantised: Quantised = "none") -> None:
         getattr(writer, f"add_{name}")(said)
     wanted = gguf.GGMLQuantizationType[_TYPES[model.dtype] if quantised == "none" else quantised.upper()]
     try:
-        for name, weight in _renamed(model, turned=kind == "llama"):
+        for name, weight in _renamed(model):
             form = wanted if weight.dim() == 2 else gguf.GGMLQuantizationType.F32
             writer.add_tensor(name, gguf.quants.quantize(weight.float().numpy(), form), raw_dtype=form)
     except gguf.quants.QuantError as error:
@@ -135,24 +122,17 @@ def write_gguf(model: Any, file: Path, quantised: Quantised = "none") -> None:
     writer.close()
 
 
-def _renamed(model: Any, *, turned: bool) -> list[tuple[str, Tensor]]:
-    """A model's tensors by the names that llama.cpp knows, on the CPU.
+def _renamed(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Tensors by llama.cpp's names, on the CPU; a Llama's queries and keys as pairs beside each other, not halves."""
+    import gguf
 
-    With `turned`, queries and keys lie as llama.cpp's Llama rotates them: pairs beside each other, not halves.
-    """
-    config, fields = model.config, []
+    config = model.config
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
+    turned = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, weight in model.state_dict().items():
-        module, _, part = name.rpartition(".")
-        if module == "lm_head" and config.tie_word_embeddings:
-            continue
-        if module.startswith("model.layers."):
-            number, _, module = module.removeprefix("model.layers.").partition(".")
-            called = f"blk.{number}.{_OF_LAYER[module]}"
-            if turned and module in ("self_attn.q_proj", "self_attn.k_proj"):
-                heads = config.num_attention_heads if "q_proj" in module else config.num_key_value_heads
-                halves = weight.view(heads, 2, len(weight) // heads // 2, -1)
-                weight = halves.transpose(1, 2).reshape(weight.shape)
-        else:
-            called = _WHOLE[module]
-        fields.append((f"{called}.{part}", weight.detach().cpu()))
-    return fields
+        heads = turned.get(name.split(".")[-2]) if config.model_type == "llama" else None
+        if heads is not None:
+            halves = weight.view(heads, 2, len(weight) // heads // 2, -1)
+            weight = halves.transpose(1, 2).reshape(weight.shape)
+        if name != "lm_head.weight" or not config.tie_word_embeddings:
+            yield str(names.get_name(name, (".weight", ".bias"))), weight.detach().cpu()

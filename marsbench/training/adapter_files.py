@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from marsbench.errors import told_to_user
 from marsbench.forward.adapter import Adapter, LowRank
-from marsbench.forward.draft_head import DraftHead, kind_of_head
+from marsbench.forward.draft_head import KINDS, DraftHead
 from marsbench.json_lines import read_json
 from marsbench.training.records import finished
 
@@ -92,8 +92,8 @@ def read_head(folder: Path) -> DraftHead | None:
     if kind == "none":
         return None
     what, fix = f"the {kind} draft head cannot be loaded", "copy the checkpoint or train it again"
-    with told_to_user(what, OSError, SafetensorError, TypeError, where=folder / HEAD, fix=fix):
-        return kind_of_head(kind)(**load_file(folder / HEAD))
+    with told_to_user(what, OSError, SafetensorError, TypeError, KeyError, where=folder / HEAD, fix=fix):
+        return KINDS[kind](**load_file(folder / HEAD))
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from marsbench.errors import UserError
 from marsbench.forward.adapter import Adapter, LowRank, hooked
-from marsbench.forward.draft_head import DraftHead, kind_of_head
+from marsbench.forward.draft_head import KINDS, DraftHead
 from marsbench.forward.limits import vocabulary_of
 from marsbench.presets import HeadKind
 from marsbench.training.objectives import IGNORED, by_head, mean_over_rows, nll_at
@@ -25,7 +25,7 @@ class HeadToTrain(nn.ParameterDict):
 
     def __init__(self, model: PreTrainedModel, kind: HeadKind) -> None:
         super().__init__()
-        self._kind = None if kind == "none" else kind_of_head(kind)
+        self._kind = None if kind == "none" else KINDS[kind]
         if self._kind is not None:
             width = model.config.get_text_config().hidden_size
             self.update(self._kind.fresh(vocabulary_of(model), width)._asdict())
@@ -38,9 +38,8 @@ class HeadToTrain(nn.ParameterDict):
 class GatedAdapter(nn.Module):
     """The adapter's weights, and the frozen model that they act on, which is no part of it.
 
-    A pair of maps for every linear layer of the model's decoder, and a draft head behind it, if one is wanted. It
-    begins as nothing: what is added is zero. `strength` is LoRA's alpha over its rank: maps that count more move the
-    model's words further at the same rate.
+    A pair of maps for every linear layer of the decoder, and a draft head if one is wanted, begin as nothing.
+    `strength` is LoRA's alpha over its rank: maps that count more learn faster at the same rate.
     """
 
     def __init__(self, model: PreTrainedModel, rank: int, head: HeadKind = "none", strength: float = 1.0) -> None:
@@ -50,8 +49,7 @@ class GatedAdapter(nn.Module):
         decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
         layers = {name: layer for name, layer in decoder.named_modules() if isinstance(layer, nn.Linear)}
         if not layers:
-            what = f"{type(model).__name__} has no plain linear layers for an adapter to act on"
-            raise UserError(what, fix="choose another base")
+            raise UserError(f"{type(model).__name__} has no plain linear layers", fix="choose another base")
         self._names = list(layers)
         self.vector = nn.Parameter(torch.zeros(model.config.get_text_config().hidden_size))
         self.downs = nn.ParameterList(torch.empty(rank, layer.in_features) for layer in layers.values())
@@ -81,9 +79,7 @@ class GatedAdapter(nn.Module):
 
 
 def cast_once(model: PreTrainedModel) -> None:
-    """Hold the weights of a frozen model's linear layers in bf16, as autocast reads them: it would cast them at every
-    use, as it keeps nothing of weights without gradients. Not one number changes.
-    """
+    """Hold the weights of a frozen model's linear layers in bf16, which autocast would cast them to at every use."""
     decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
     for layer in decoder.modules():
         if isinstance(layer, nn.Linear):
@@ -96,13 +92,13 @@ def gated_loss(
 ) -> Tensor:  # fmt: skip
     """The mask term of the MARS objective (paper equation 6), as the paper aligns it, for masks on a frozen model.
 
-    Blocks are counted from the start of the response, and in every sequence from a place of its own, drawn each
-    time. The first token of a block is the model's own to predict; each of the others is predicted by the mask before
-    it, which sees all earlier blocks, clean, and the masks of its own. As in decoding. A draft head is told the true
-    token before the predicted one; a part of the masks, drawn anew each time, goes without it.
+    Blocks are counted from the start of the response, in every sequence from a place drawn each time. The first token
+    of a block is the model's own to predict; each of the others is predicted by the mask before it, which sees all
+    earlier blocks, clean, and the masks of its own. A draft head is told the true token before the predicted one; a
+    part of the masks, drawn anew each time, goes without it.
 
     `adapter` is a `GatedAdapter` (or a distributed wrapper around one), `model` the frozen one below it, `block_size` B
-    in tokens, `mask_token_id` what stands in for response tokens; all else is as in `objectives`.
+    in tokens; all else is as in `objectives`.
     """
     response = labels != IGNORED
     ahead = torch.randint(block_size, (len(labels), 1)).to(labels.device)
@@ -110,8 +106,8 @@ def gated_loss(
     masked = response & (block == block.roll(-1, 1))
     masked[:, -1] = False
     count = masked.sum(1, keepdim=True)
-    # A stable sort moves the masks to the front of their row, in order; a shorter row ends in filler. Where no response
-    # has two tokens in a block there is nothing but filler, and still a pass: other devices wait for this one's.
+    # A stable sort moves the masks to the front of their row, in order; a shorter row ends in filler. Where there is
+    # nothing but filler, there still is a pass: other devices wait for this one's.
     position = torch.argsort(~masked, dim=1, stable=True)[:, : max(int(count.max()), 1)]
     entry = torch.arange(position.shape[1], device=count.device)
     row, column = (entry < count).nonzero(as_tuple=True)
