@@ -54,7 +54,7 @@ class Stutter(Method):
 OPTION = """    times: int | None = option("How often the last token is drafted.", usual=2, least=1)
 
 """
-ENTRY = """    "stutter": MethodInfo("stutter:Stutter", "drafts what was said", "`ar`", ("times",), lossless=True),
+ENTRY = """    "stutter": MethodInfo("stutter:Stutter", "drafts what was said", ("times",), lossless=True),
 """
 
 GENERATOR = '''

@@ -2,8 +2,8 @@
 
 A method is a class in a module of this room, and an entry of `METHODS`. The class is made of those of the `Options`
 that its fields are called after. What a user can give, how it is explained, and what is refused comes from here: for
-the command line, `generate`, lm-eval's arguments, grids and plans alike. All this is read without torch; only
-`build_method` loads it, with the method itself.
+the command line, `generate`, lm-eval's arguments, grids and plans. All this is read without torch; only `build_method`
+loads it, with the method itself.
 """
 
 from __future__ import annotations
@@ -35,38 +35,26 @@ NEEDS: dict[Need, str] = {
 
 @dataclass(frozen=True)
 class Options:
-    """What a method may want to know; each takes what it needs. None = not given.
-
-    Fields without a help are of the checkpoint, not of the method.
-    """
+    """What a method may want to know, None if not given. Fields without a help are of the checkpoint."""
 
     mask_id: int | None = None  # the id of `<|mask|>`, None for a checkpoint without one
     draft: Any = None  # the draft model
     heads: Any = None  # Medusa heads
     shifted: bool = False  # whether the token before each mask of block diffusion predicts it
     window: int | None = option(
-        "Tokens that one forward pass settles at most: B of the training, but free for mars-verified, jacobi, and for "
-        "mars-lookup, which has its --draft-length more.", usual=4, least=1,
-    )  # fmt: skip
+        "Tokens that a forward pass settles at most: B, or any number where drafts are verified.", usual=4, least=1
+    )
     metric: Metric | None = option(
-        "Confidence that thresholds are compared with: probability, entropy or margin.", usual="probability",
-        called="confidence metric",
-    )  # fmt: skip
+        "What thresholds are of: probability, entropy or margin.", usual="probability", called="confidence metric"
+    )
     layout: Layout | None = option("Where masks stand: groups (more tokens) or linear (cheaper).", usual="groups")
     groups: int | None = option(
-        "K: groups of masks in a forward at most, behind the drafts that most likely come last; a forward whose drafts "
-        "end elsewhere drafts nothing [default: all].", least=1,
-    )  # fmt: skip
-    head_top: int | None = option(
-        "Likeliest tokens of each mask that the draft head of an adapter chooses from.", usual=64, least=2, most=2**20
+        "K: groups of masks in a forward at most, where drafts likeliest end [default: everywhere].", least=1
     )
+    head_top: int | None = option("Likeliest tokens that a draft head chooses from.", usual=64, least=2, most=2**20)
     cache_block: int | None = option("B_cache, in tokens.", usual=4, least=1)
-    appended_masks: int | None = option(
-        "Masks behind the text, B - 1 or more; more cost time alone [default: B - 1].", least=0
-    )
-    draft_length: int | None = option(
-        "K: tokens drafted per round at most; by mars-lookup, those from the text so far.", usual=4, least=1
-    )
+    appended_masks: int | None = option("Masks behind the text, at least B - 1 [default: B - 1].", least=0)
+    draft_length: int | None = option("K: tokens drafted (or looked up) per round at most.", usual=4, least=1)
     ngram: int | None = option("Tokens of the longest match that is looked up in the text so far.", usual=3, least=1)
     draft_method: Literal["ar", "mars"] | None = option("How the draft model decodes: ar or mars.", usual="ar")
     draft_threshold: float | None = option("Confidence that drafts by mars must pass.", usual=0.95, least=0, most=1)
@@ -87,9 +75,9 @@ OPTIONS = {
 class MethodInfo:
     place: str  # its module in `marsbench.methods`, and its class there
     summary: str
-    exact: str  # what its output equals (fp32, greedy)
     options: tuple[str, ...] = ()  # names of `OPTIONS` that it takes
     needs: tuple[Need, ...] = ()
+    exact: str = "`ar`"  # what its output equals (fp32, greedy)
     lossless: bool = False  # equals AR decoding of the same checkpoint, whatever its options
     one_row: bool = False  # runs at batch size 1 only
     forwards_per_cycle: int = 1  # of the model, from drafts to what is right of them
@@ -99,7 +87,6 @@ class MethodInfo:
 
     @property
     def needs_masks(self) -> bool:
-        """Whether the checkpoint must have seen masks in training."""
         return "masks" in self.needs
 
     @property
@@ -107,71 +94,66 @@ class MethodInfo:
         return "metric" in self.options
 
 
+_ONE = "`ar` when one token is accepted per forward"
 METHODS: dict[str, MethodInfo] = {
-    "ar": MethodInfo("ar:Autoregressive", "one token per forward, KV cache", "greedy decoding", lossless=True),
+    "ar": MethodInfo("ar:Autoregressive", "one token per forward, KV cache", exact="greedy decoding", lossless=True),
     "mars": MethodInfo(
-        "mars:Mars", "sliding window of masks, KV cache", "`ar` when one token is accepted per forward",
-        ("window", "metric", "head_top"), needs=("masks",),
+        "mars:Mars", "sliding window of masks, KV cache", ("window", "metric", "head_top"), ("masks",), exact=_ONE
     ),
     "mars-no-cache": MethodInfo(
-        "mars:MarsNoCache", "`mars` that recomputes the prefix in every forward", "`mars`",
-        ("window", "metric", "appended_masks", "head_top"), needs=("masks",), recomputes=True,
+        "mars:MarsNoCache", "`mars` that recomputes the prefix in every forward",
+        ("window", "metric", "appended_masks", "head_top"), ("masks",), exact="`mars`", recomputes=True,
     ),
     "mars-block-cache": MethodInfo(
         "mars:MarsBlockCache", "the paper's block-level cache, B_cache masks wide",
-        "`ar` when one token is accepted per forward", ("cache_block", "metric", "head_top"), needs=("masks",),
+        ("cache_block", "metric", "head_top"), ("masks",), exact=_ONE,
     ),
     "mars-verified": MethodInfo(
-        "mars_verified:MarsVerified", "masks draft, the model's own AR logits verify, in one forward", "`ar`",
-        ("window", "metric", "layout", "groups", "head_top"), needs=("masks",), lossless=True,
+        "mars_verified:MarsVerified", "masks draft, the model's own AR logits verify, in one forward",
+        ("window", "metric", "layout", "groups", "head_top"), ("masks",), lossless=True,
     ),
     "mars-lookup": MethodInfo(
-        "mars_lookup:MarsLookup", "`mars-verified` that also drafts what followed the same n-gram", "`ar`",
-        ("window", "metric", "layout", "draft_length", "ngram", "head_top"), needs=("masks",), lossless=True,
+        "mars_lookup:MarsLookup", "`mars-verified` that also drafts what followed the same n-gram",
+        ("window", "metric", "layout", "draft_length", "ngram", "head_top"), ("masks",), lossless=True,
     ),
     "uno": MethodInfo(
-        "mars_verified:Uno", "masks draft in one forward, the next one verifies (UNO, arXiv 2609.04010)", "`ar`",
-        ("window", "metric", "head_top"), needs=("masks",), lossless=True, forwards_per_cycle=2,
+        "mars_verified:Uno", "masks draft in one forward, the next one verifies (UNO, arXiv 2609.04010)",
+        ("window", "metric", "head_top"), ("masks",), lossless=True, forwards_per_cycle=2,
     ),
     "speculative": MethodInfo(
-        "speculative:Speculative", "a small model drafts, the model verifies", "`ar`",
-        ("draft_length", "draft_method", "draft_threshold", "window"), needs=("draft",), lossless=True,
+        "speculative:Speculative", "a small model drafts, the model verifies",
+        ("draft_length", "draft_method", "draft_threshold", "window"), ("draft",), lossless=True,
     ),
     "mars-speculative": MethodInfo(
         "speculative:MarsSpeculative", "`speculative` whose verification goes on with masks",
-        "`ar` without a threshold",
-        ("draft_length", "draft_method", "draft_threshold", "window", "metric", "head_top"),
-        needs=("masks", "draft"),
+        ("draft_length", "draft_method", "draft_threshold", "window", "metric", "head_top"), ("masks", "draft"),
+        exact="`ar` without a threshold",
     ),
     "medusa": MethodInfo(
-        "medusa:Medusa", "extra heads draft a chain or a tree, the model verifies", "`ar`", ("tree_width",),
-        needs=("heads",), lossless=True,
+        "medusa:Medusa", "extra heads draft a chain or a tree, the model verifies", ("tree_width",), ("heads",),
+        lossless=True,
     ),
-    "jacobi": MethodInfo(
-        "jacobi:Jacobi", "fixed-point iteration over the next tokens", "`ar`", ("window",), lossless=True
-    ),
+    "jacobi": MethodInfo("jacobi:Jacobi", "fixed-point iteration over the next tokens", ("window",), lossless=True),
     "prompt-lookup": MethodInfo(
-        "prompt_lookup:PromptLookup", "what followed the same n-gram before is the draft", "`ar`",
-        ("draft_length", "ngram"), lossless=True,
+        "prompt_lookup:PromptLookup", "what followed the same n-gram before is the draft", ("draft_length", "ngram"),
+        lossless=True,
     ),
     "block-diffusion": MethodInfo(
-        "block_diffusion:BlockDiffusion", "fills a block in any order, bidirectional attention in it", "-",
-        ("window", "metric"), needs=("masks",),
+        "block_diffusion:BlockDiffusion", "fills a block in any order, bidirectional attention in it",
+        ("window", "metric"), ("masks",), exact="-",
     ),
-    "hf-generate": MethodInfo(
-        "hugging_face:HfGenerate", "transformers' own `generate`", "`ar`", lossless=True, own_loop=True
-    ),
+    "hf-generate": MethodInfo("hugging_face:HfGenerate", "transformers' own `generate`", lossless=True, own_loop=True),
     "hf-assisted": MethodInfo(
-        "hugging_face:HfAssisted", "transformers' own `generate` with an assistant model", "`ar`", ("draft_length",),
-        needs=("draft",), lossless=True, one_row=True, own_loop=True,
+        "hugging_face:HfAssisted", "transformers' own `generate` with an assistant model", ("draft_length",),
+        ("draft",), lossless=True, one_row=True, own_loop=True,
     ),
     "llama-cpp": MethodInfo(
-        "llama_cpp:LlamaCpp", "llama.cpp's own loop over the same weights", "`ar`, where they are not quantised",
-        ("quantised",), one_row=True, own_loop=True, package="llama_cpp",
+        "llama_cpp:LlamaCpp", "llama.cpp's own loop over the same weights", ("quantised",),
+        exact="`ar`, where they are not quantised", one_row=True, own_loop=True, package="llama_cpp",
     ),
     "llama-cpp-lookup": MethodInfo(
-        "llama_cpp:LlamaCppLookup", "llama.cpp with its own prompt lookup", "`ar`, where they are not quantised",
-        ("quantised", "draft_length", "ngram"), one_row=True, own_loop=True, package="llama_cpp",
+        "llama_cpp:LlamaCppLookup", "llama.cpp with its own prompt lookup", ("quantised", "draft_length", "ngram"),
+        exact="`ar`, where they are not quantised", one_row=True, own_loop=True, package="llama_cpp",
     ),
 }  # fmt: skip
 
@@ -189,33 +171,24 @@ class Decoding(Options):
 
     method: str = option("How to decode: see `marsbench list methods`.", "mars")
     threshold: float | None = option(
-        "Confidence to accept a token (mars-verified, mars-lookup: to draft one), for mars methods and "
-        "block-diffusion; without it, mars takes one per forward pass."
+        "Confidence to accept a token, or to draft one that is verified; without it, mars takes one per forward pass."
     )
     accept: Literal["one"] | None = option(
-        "`one`: exactly one token per pass, for mars, mars-no-cache, mars-block-cache and block-diffusion.",
-        called="way to accept",
+        "`one`: exactly one token per pass, for methods that do not verify.", called="way to accept"
     )
     draft: Any = option("Draft model's checkpoint folder, for speculative, mars-speculative and hf-assisted.", kind=str)
     untrained_masks: bool = option("Use masks even if the checkpoint never saw any.", False)
-    mask_id: int | None = option(
-        "Mask token of mars methods and block-diffusion; by default the tokenizer's <|mask|>.", least=0
-    )
+    mask_id: int | None = option("The mask token's id [default: of the tokenizer's <|mask|>].", least=0)
     dtype: Dtype = option("Of weights and caches: float32, bfloat16 or float16.", "float32")
-    prefill_positions: int = option(
-        "Prompt tokens in one forward pass at most: fewer take less memory, the answers are the same.",
-        PREFILL_POSITIONS, least=1,
-    )  # fmt: skip
+    prefill_positions: int = option("Prompt tokens in one pass; fewer take less memory.", PREFILL_POSITIONS, least=1)
     compiled: bool | None = option(
-        "Run each step as one graph: the same tokens (in 16 bits, up to rounding), sooner. The default on CUDA, where "
-        "it is recorded, in less than a second for each shape. On a CPU it is compiled: ten seconds for each shape "
-        "(rows and lengths, in steps of up to a factor of two), kept on disk, so it pays on long runs.",
+        "Run each step as one graph: the same tokens (in 16 bits, up to rounding), sooner. The default on CUDA; on a "
+        "CPU it is compiled for each shape (rows, lengths), in ten seconds, and kept on disk, so it pays on long runs.",
         flags=("--compile/--no-compile",),
     )
     pack: bool = option(
-        "On a CPU, copy large weights in the order in which they are read: as much memory again, and sooner.", True,
-        flags=("--pack/--no-pack",),
-    )  # fmt: skip
+        "On a CPU, copy weights in reading order: twice the memory, and sooner.", True, flags=("--pack/--no-pack",)
+    )
 
     @classmethod
     def of(cls, given: Mapping[str, Any], where: str, others: Iterable[str] = ()) -> Decoding:
@@ -241,14 +214,12 @@ class Decoding(Options):
         if self.accept and self.threshold is not None:
             raise UserError("--accept one and --threshold contradict each other", fix="leave one of them out")
         if self.accept and METHODS[self.method].lossless and self.method not in ("ar", "hf-generate"):
-            fix = "leave --accept out, or choose --method ar"
-            raise UserError(f"method {self.method!r} accepts whatever it verifies", fix=fix)
+            raise UserError(f"method {self.method!r} accepts whatever it verifies", fix="leave --accept out")
         metric: Metric | None = (self.metric or "probability") if METHODS[self.method].takes_threshold else None
         bar(self.threshold, metric, self.method)
         return self
 
     def check_heard(self, *methods: str) -> None:
-        """Refuse options that none of these methods takes."""
         for name in self.given:
             if name in OPTIONS and not any(name in METHODS[method].options for method in methods):
                 whose = [method for method, info in METHODS.items() if name in info.options]
@@ -264,7 +235,6 @@ class Decoding(Options):
 
     @property
     def line(self) -> Line:
-        """As a line of whatever checkpoint is loaded for it."""
         line = Line.raced(self.method, "", self.method, threshold=self.threshold, **self.given)
         return replace(line, untrained_masks=self.untrained_masks, compiled=self.compiled)
 
@@ -290,16 +260,12 @@ def method_class(name: str) -> Any:
 
 
 def check_installed(name: str) -> None:
-    """Refuse a method whose package is missing, with a `UserError`."""
     if (package := METHODS[name].package) and find_spec(package) is None:
         raise UserError(f"method {name!r} needs the package {package}", fix="pip install 'marsbench[peers]'")
 
 
 def build_method(name: str, options: Options) -> Method | OutsideMethod:
-    """A method by name; `UserError` for an unknown one, for options out of range, and for what it needs and lacks.
-
-    A class is made of the options that its fields are called after; where one was not given, the class has a default.
-    """
+    """A method by name; `UserError` for an unknown one, for options out of range, and for what it needs and lacks."""
     check_known("method", name, METHODS)
     check_options(options)
     info = METHODS[name]

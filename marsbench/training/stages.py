@@ -20,16 +20,10 @@ BlocksFrom = Literal["sequence", "response"]
 class MarsVariant:
     """How a MARS stage trains where paper and code differ; the defaults are what the released MARS trainer does."""
 
-    # What predicts the first token of a block: the last mask of the block before it (released), or the clean token
-    # before it, as in AR (paper, equations 4 and 6). The others are predicted by the mask before them either way. In
-    # block diffusion, which predicts each token where it stands, the paper's equations may mean the one before too.
-    alignment: Alignment = "released"
-    # Where blocks are counted from: the first token of the sequence (released), or of each response (paper).
-    blocks_from: BlocksFrom = "sequence"
-    # Whether sequences are filled up to a multiple of B with labelled EOS, of which the paper says nothing.
-    fills_with_eos: bool = True
-    # Whether each sequence's loss counts 1/t times, as in the released "w/o SFT loss" trainer and nowhere else.
-    weighs_by_timestep: bool = False
+    alignment: Alignment = "released"  # what predicts a block's first token: the mask before it, or (paper) as in AR
+    blocks_from: BlocksFrom = "sequence"  # where blocks are counted from: its first token, or (paper) each response's
+    fills_with_eos: bool = True  # sequences are filled up to a multiple of B with labelled EOS, as in no equation
+    weighs_by_timestep: bool = False  # each sequence's loss counts 1/t times, as for the released "w/o SFT loss"
 
 
 @dataclass(frozen=True)
@@ -52,8 +46,13 @@ class Stage:
     head: HeadKind = "none"  # the draft head behind its masks; for an adapter, none = as the scale says
 
 
+_PAPER = MarsVariant(alignment="paper")
 # Masks where decoding puts them: behind a token that the model itself predicts, from the response's first on.
 _AS_DECODED = MarsVariant(alignment="paper", blocks_from="response", fills_with_eos=False)
+
+
+def _base(summary: str, **others: Any) -> Stage:
+    return Stage(summary, None, "ar", plain_text=True, **others)
 
 
 def _mars(summary: str, parent: str = "ar_sft", **others: Any) -> Stage:
@@ -80,90 +79,50 @@ def _points(
 
 
 STAGES: dict[str, Stage] = {
-    "base": Stage("next-token prediction on plain text, from random weights", None, "ar", plain_text=True),
-    "short_base": Stage("`base`, trained two thirds as long", None, "ar", plain_text=True, share=2 / 3),
+    "base": _base("next-token prediction on plain text, from random weights"),
+    "short_base": _base("`base`, trained two thirds as long", share=2 / 3),
     "ar_sft": Stage("AR fine-tuning on conversations", "base", "ar"),
     "ar_sft_2x": Stage("AR fine-tuning, twice as long (the compute-matched control)", "base", "ar", passes=2),
     "block_diffusion": Stage("block diffusion, continued from AR SFT", "ar_sft", "block_diffusion"),
-    "block_diffusion_4x": Stage(
-        "such block diffusion, trained four times as long", "ar_sft", "block_diffusion", passes=4
-    ),
-    "block_diffusion_shifted": Stage(
-        "block diffusion whose masked tokens are predicted where the token before them stands, as in AR",
-        "ar_sft", "block_diffusion", variant=MarsVariant(alignment="paper"),
-    ),
-    "mars_no_sft_hard": _mars(
-        "MARS without the AR term at the learning rate of an adapter", ar_weight=0.0, adapters_rate=True
-    ),
+    "block_diffusion_4x": Stage("such a one, trained four times as long", "ar_sft", "block_diffusion", passes=4),
+    "block_diffusion_shifted": Stage("one that predicts the next token", "ar_sft", "block_diffusion", variant=_PAPER),
+    "mars_no_sft_hard": _mars("MARS without the AR term at an adapter's rate", ar_weight=0.0, adapters_rate=True),
     "mars_no_sft": _mars("MARS without the AR term (clean ablation), from AR SFT", ar_weight=0.0),
     "mars_no_sft_released": _mars(
-        "MARS without the AR term, each sequence weighed by 1/t, as in the released code",
-        ar_weight=0.0, variant=MarsVariant(weighs_by_timestep=True),
+        "such MARS as released, each loss weighed by 1/t", ar_weight=0.0, variant=MarsVariant(weighs_by_timestep=True)
     ),
     "mars": _mars("MARS, continued from AR SFT"),
-    "mars_hard": _mars("MARS at the learning rate of an adapter", adapters_rate=True),
+    "mars_hard": _mars("MARS at an adapter's rate", adapters_rate=True),
     "mars_2x": _mars("MARS, trained twice as long as `mars`", passes=2),
     "mars_network": _mars("MARS with a small network as the draft head of its masks, trained with it", head="network"),
-    "mars_paper_alignment": _mars(
-        "MARS whose blocks begin with a token predicted from clean ones, as in the paper's equations",
-        variant=MarsVariant(alignment="paper"),
-    ),
-    "mars_paper_alignment_no_sft": _mars(
-        "such MARS without the AR term: the first token of each block alone is predicted as in AR",
-        ar_weight=0.0, variant=MarsVariant(alignment="paper"),
-    ),
-    "mars_response_blocks": _mars(
-        "MARS with blocks counted from the start of the response, as the paper describes them",
-        variant=MarsVariant(blocks_from="response"),
-    ),
-    "mars_no_eos_padding": _mars(
-        "MARS without the labelled EOS that the released code fills the last block with",
-        variant=MarsVariant(fills_with_eos=False),
-    ),
+    "mars_paper_alignment": _mars("MARS whose blocks begin with AR's own token, as in the equations", variant=_PAPER),
+    "mars_paper_alignment_no_sft": _mars("such MARS without the AR term elsewhere", ar_weight=0.0, variant=_PAPER),
+    "mars_response_blocks": _mars("MARS with each response's own blocks", variant=MarsVariant(blocks_from="response")),
+    "mars_no_eos_padding": _mars("MARS that fills no block up with EOS", variant=MarsVariant(fills_with_eos=False)),
     "mars_gated": _gated("a gated adapter on the frozen AR SFT model: masks learn, no token changes"),
     "mars_gated_2x": _gated("such an adapter, trained twice as long", passes=2),
     "mars_gated_wide": _gated("such an adapter of three times the rank", ranks=3),
     "mars_gated_wide_2x": _gated("one of three times the rank, trained twice as long", passes=2, ranks=3),
     "mars_gated_markov": _gated("an adapter with a table as its draft head", head="markov"),
     "mars_gated_network": _gated("an adapter with a small network as its draft head", head="network"),
-    "mars_gated_network_strong": _gated(
-        "such a one whose maps count sixteen times, and so learn faster", head="network", strength=16.0
-    ),
+    "mars_gated_network_strong": _gated("such a one whose maps count sixteen times", head="network", strength=16.0),
     "base_gated": _gated("a gated adapter on the frozen base itself", "base"),
     "base_gated_4x": _gated("such an adapter, trained four times as long", "base", passes=4),
-    "base_gated_network": _gated(
-        "an adapter on the base with a small network as its draft head", "base", head="network"
-    ),
+    "base_gated_network": _gated("one on the base with a small network as its draft head", "base", head="network"),
     "base_gated_network_quarter": _gated("such a one, trained a quarter as long", "base", head="network", share=1 / 4),
-    "base_gated_network_strong": _gated(
-        "one on the base whose maps count sixteen times, and so learn faster", "base", head="network", strength=16.0
-    ),
+    "base_gated_network_strong": _gated("one whose maps count sixteen times", "base", head="network", strength=16.0),
     "base_mars": _mars("MARS, straight from the base", "base"),
     "base_mars_2x": _mars("MARS, straight from the base, trained twice as long", "base", passes=2),
     "medusa": Stage("Medusa heads on the frozen AR SFT model", "ar_sft", "medusa"),
-    "medusa_hard": Stage(
-        "Medusa heads on the frozen AR SFT model, at the learning rate of an adapter",
-        "ar_sft", "medusa", adapters_rate=True,
-    ),
-    "draft_base": Stage("`base` of the small draft model", None, "ar", plain_text=True, draft=True),
+    "medusa_hard": Stage("Medusa heads at an adapter's rate", "ar_sft", "medusa", adapters_rate=True),
+    "draft_base": _base("`base` of the small draft model", draft=True),
     "draft_ar_sft": Stage("AR fine-tuning of the draft model", "draft_base", "ar", draft=True),
-    "draft_ar_sft_hard": Stage(
-        "AR fine-tuning of the draft model at the learning rate of an adapter",
-        "draft_base", "ar", draft=True, adapters_rate=True,
-    ),
+    "draft_ar_sft_hard": Stage("such at an adapter's rate", "draft_base", "ar", draft=True, adapters_rate=True),
     "draft_mars": _mars("MARS, continued from the draft's AR SFT", "draft_ar_sft", draft=True),
-    "text_base": Stage(
-        "`base` without conversations, trained a third as long",
-        None, "ar", plain_text=True, share=1 / 3, text_only=True,
-    ),
-    **{
-        f"{name}_base": Stage(
-            f"`base` of {words}, trained a sixth as long", None, "ar", plain_text=True, share=1 / 6, width=width
-        )
-        for name, words, width in (
-            ("small", "half the width", 0.5), ("medium", "the same size", 1), ("large", "twice the width", 2),
-        )
-    },
+    "text_base": _base("`base` without conversations, trained a third as long", share=1 / 3, text_only=True),
+    "small_base": _base("`base` of half the width, trained a sixth as long", share=1 / 6, width=0.5),
+    "medium_base": _base("`base` of the same size, trained a sixth as long", share=1 / 6),
+    "large_base": _base("`base` of twice the width, trained a sixth as long", share=1 / 6, width=2.0),
     **_points("base", "_2x_data", "of the base", longer=2),
     **_points("base", "_4x_data", "of the base", longer=4),
     **_points("base", "_8x_data", "of the base", longer=8),
@@ -208,9 +167,7 @@ class Recipe:
     vocabulary_size: int | None
     pretrained: Pretrained | None  # base and chat data, None in the world
     chat_data_hash: str | None  # SHA-256 of the chat data where that is a local file
-    # Key of the parent's recipe; of a base that is ready in the world, the weights; None = random weights, or the
-    # pretrained base.
-    parent: str | None
+    parent: str | None  # its recipe's key; of a base that is ready in the world, the weights; None = no such parent
     versions: dict[str, int]  # of what makes the data and the loss
     torch: str
     transformers: str
@@ -233,8 +190,7 @@ class Recipe:
         return f"{self.stage}{blocks}-{self.key}"
 
 
-_LATER = [("difficulty", "usual"), ("instruct_base", False), ("rank", None), ("head", "none")]  # in recipes
-_LATER += [("strength", 1.0)]
+_LATER = [("difficulty", "usual"), ("instruct_base", False), ("rank", None), ("head", "none"), ("strength", 1.0)]
 _LATER += [("cycle", None), ("sequences", None)]  # in their budgets
 _WEIGHTS = "model.safetensors"
 _version = cache(metadata.version)  # reads a file
