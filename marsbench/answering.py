@@ -41,17 +41,10 @@ ROWS = 16  # decoded at once where nothing else is said
 def fit(
     name: str, loaded: Loaded, *, draft: Loaded | None = None, untrained_masks: bool = False, **options: Any
 ) -> Method | OutsideMethod:
-    """The method `name` for a checkpoint.
+    """The method `name` for a checkpoint; `options` are fields of `Options`, `draft` the draft model's checkpoint.
 
-    Args:
-        name: one of `METHODS`.
-        loaded: the checkpoint that decodes; its mask token and Medusa heads are used.
-        draft: the draft model's checkpoint, for methods that want one.
-        untrained_masks: use masks even if the checkpoint's training never showed it any.
-        options: fields of `Options`.
-
-    Raises:
-        UserError: the method is unknown, its options are out of range, or the checkpoint lacks what it needs.
+    `untrained_masks` lets it use masks even if the training never showed any. `UserError` where the method is unknown,
+    its options are out of range, or the checkpoint lacks what it needs.
     """
     draft_model = draft.model if draft else None
     given = {"mask_id": loaded.mask_id, "heads": loaded.heads, "shifted": loaded.shifted, "draft": draft_model}
@@ -61,8 +54,7 @@ def fit(
     if METHODS[name].needs_masks and not untrained_masks:
         _check_masks(name, loaded)
     if name == "block-diffusion" and isinstance(loaded.model, Adapted):
-        what = "an adapter does not act on masks that stand among tokens, as those of block-diffusion do"
-        raise UserError(what, fix="choose another method, or a block_diffusion checkpoint")
+        raise UserError("an adapter does not act on masks that stand among tokens", fix="choose another method")
     if draft is not None and "draft" in METHODS[name].needs:
         _check_draft(loaded, draft)
         if options.get("draft_method") == "mars":
@@ -86,12 +78,10 @@ def remark_on_rounding(name: str, model: Any) -> str:
 def _check_masks(name: str, loaded: Loaded) -> None:
     if not loaded.knows_masks:
         what = f"method {name!r} needs a checkpoint trained with masks; this one is of stage {loaded.stage!r}"
-        fix = "use a MARS checkpoint; marsbench eval, show and decode take --untrained-masks to go without"
-        raise UserError(what, fix=fix)
+        raise UserError(what, fix="use a MARS checkpoint, or try it with --untrained-masks")
 
 
 def _check_draft(target: Loaded, draft: Loaded) -> None:
-    """Refuse a draft model that speaks of other tokens than the target."""
     sizes = [vocabulary_of(loaded.model) for loaded in (target, draft)]
     same = sizes[0] == sizes[1]
     if target.own_tokenizer is not None and draft.own_tokenizer is not None:
@@ -102,11 +92,7 @@ def _check_draft(target: Loaded, draft: Loaded) -> None:
 
 
 def default_ids(loaded: Loaded, eos_id: int | None = None, pad_id: int | None = None) -> tuple[list[int], int]:
-    """What ends a text, and padding: as given, or as the checkpoint says; padding may be an EOS.
-
-    A text ends at the tokenizer's EOS and at all those that the checkpoint's settings of generation name; the model's
-    configuration is asked where neither names any.
-    """
+    """What ends a text, and padding, which may be an EOS: as given, or as the checkpoint's settings say."""
     tokenizer, settings, config = loaded.own_tokenizer, loaded.model.generation_config, loaded.model.config
     ids = [eos_id] if eos_id is not None else [*_ids(tokenizer, "eos"), *_ids(settings, "eos")] or _ids(config, "eos")
     if not ids:
@@ -123,17 +109,13 @@ def _ids(source: Any, name: str) -> list[int]:
 
 
 def load_aloud(name: str, reporter: Reporter, **how: Any) -> Loaded:
-    """`load` a user's checkpoint to decode with, and say once what decoding leaves out of its own settings."""
     loaded = load(name, **how)
     reporter.say_once(left_out_in_words(name, loaded.model))
     return loaded
 
 
 def left_out_in_words(name: str, model: Any) -> str:
-    """One line on what a checkpoint asks for that would change greedy tokens, and no method here does; else empty.
-
-    How to sample is not among it: that is the request's.
-    """
+    """One line on what a checkpoint asks for that would change greedy tokens, and no method here does; else empty."""
     asked = {wish: getattr(getattr(model, "generation_config", None), wish, None) for wish in CHANGES_TOKENS}
     wishes = [
         f"{wish} {value}" if isinstance(value, int | float) else wish
@@ -159,7 +141,6 @@ class Answering:
 
     @classmethod
     def of(cls, line: Line, loaded: Loaded, draft: Loaded | None = None, **how: Any) -> "Answering":
-        """A line with its checkpoints, to which its method is fitted; `UserError` where they do not go together."""
         method = fit(line.method, loaded, draft=draft, untrained_masks=line.untrained_masks, **line.of_method)
         kind, not_compiled = kind_of_batch(loaded.model, method, line.compiled)
         remarks = not_compiled, remark_on_rounding(line.method, loaded.model)
@@ -169,7 +150,6 @@ class Answering:
     def by(
         cls, decoding: Decoding, loaded: Loaded, draft: Loaded | None, reporter: Reporter, batch_size: int | None = None
     ) -> "Answering":
-        """A checkpoint decoded as a user says; the remark is said."""
         rows = batch_size or (1 if METHODS[decoding.method].one_row else ROWS)
         ready = cls.of(decoding.line, loaded, draft, batch_size=rows, prefill_positions=decoding.prefill_positions)
         reporter.say_once(ready.remark)
@@ -205,7 +185,6 @@ class _Prompt:
 
 
 def read_prompts(file: Path) -> list[list[int]]:
-    """The prompts of a file, one `{"prompt_ids": [...]}` a line; `UserError` with the line of whatever is wrong."""
     mend = 'give token ids, {"prompt_ids": [5, 6, 7]}'
     return [line.prompt_ids for line in read_lines(file, _Prompt, what="a prompt as token ids", mend=mend)]
 
@@ -214,12 +193,10 @@ def decode_file(
     answering: Answering, requests: Sequence[Request], source: Path, target: Path, reporter: Reporter,
     *, eos_id: Sequence[int], pad_id: int, acceptance: Path | None = None,
 ) -> str:  # fmt: skip
-    """Continue the requests read from `source`, one a line, and write `target`, in the same order and all at once.
+    """Continue the requests of `source`, one a line, and write `target` at once; what became of the drafts, in words.
 
-    What became of the drafts goes to `acceptance`, as CSV or, by its ending, YAML, and is what is returned in words;
-    empty without drafts.
-
-    `UserError` for a line that the model cannot run, or a target that cannot be written to, before anything is decoded.
+    That goes to `acceptance` too, as CSV or YAML. `UserError` for a line that the model cannot run, or a target that
+    cannot be written to, before anything is decoded.
     """
     check_target(source, target)
     model = answering.loaded.model

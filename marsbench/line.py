@@ -22,7 +22,6 @@ class TrainedStage(NamedTuple):
 
     @classmethod
     def of(cls, name: str, block_size: int | None = DEFAULT_BLOCK_SIZE) -> "TrainedStage":
-        """A stage at a block size, which is dropped where the objective has no blocks."""
         return cls(name, block_size if stage(name).objective in BLOCKWISE else None)
 
     @property
@@ -35,7 +34,6 @@ class TrainedStage(NamedTuple):
 
     @property
     def place(self) -> str:
-        """What it is called in `Run.failures`."""
         return f"checkpoint {self.slug}"
 
 
@@ -44,8 +42,8 @@ class Line:
     """A stage's checkpoint decoded by a method: a line of a table, or a contender of a race.
 
     `name` is stable; tables show `label`, races `name`. `options` are those of the method, and beside them `threshold`
-    (or `accept`: one token per forward) and `draft`, the stage of the draft model; they are kept by the names that rows
-    have for them. `published` is the paper's name for the line, None for lines of our own.
+    (or `accept`: one token per forward) and `draft`, the stage of the draft model, by the names that rows have for
+    them. `published` is the paper's name for the line, None for lines of our own.
     """
 
     name: str
@@ -58,9 +56,7 @@ class Line:
     optional: bool = False  # a line that pages leave out where it has no rows
     block_size: int = DEFAULT_BLOCK_SIZE  # B of the checkpoint and of its draft model, where their training has one
     dtype: str = "float32"  # of weights and caches, in a table; a grid has one for all
-    # The part of steps that keep each guess and those before it, whatever the model says; none = as it says. Whose
-    # numbers these are stands in `options`, as `acceptance`.
-    carried: tuple[float, ...] = ()
+    carried: tuple[float, ...] = ()  # the part of steps that keep each guess, by `acceptance` in `options`
     compiled: bool | None = False  # its steps as graphs, or operation by operation; None = as is best on the device
 
     def __post_init__(self) -> None:
@@ -72,7 +68,6 @@ class Line:
         return cls(name, name, stage, method, options)
 
     def compiled_form(self) -> "Line":
-        """The line with its steps as graphs, as races call it."""
         name = f"{self.name}, compiled"
         return replace(self, name=name, label=name, compiled=True)
 
@@ -97,7 +92,6 @@ class Line:
 
     @property
     def trained(self) -> TrainedStage:
-        """What trains the line's checkpoint; lines with the same answer share it."""
         return TrainedStage.of(self.stage, self.block_size)
 
     @property

@@ -93,13 +93,8 @@ def mars_loss(
     block is predicted by the last mask of the block before it, although decoding will have clean text there. As
     printed, it is predicted from the clean text, and the mask term holds the AR term of every B-th token.
 
-    Args:
-        model: to be trained.
-        ids: integer [L].
-        response: bool [L], the tokens to learn.
-        block: integer [L], as released `blocks_of_sequence`, as printed `blocks_of_responses`.
-        mask_id: of the token `[MASK]`.
-        printed: let clean text predict the first token of a block.
+    `ids` are integer [L], `response`, bool [L], marks the tokens to learn, `block`, integer [L], is as released by
+    `blocks_of_sequence`, as printed by `blocks_of_responses`; `printed` also lets clean text predict a block's first.
     """
     length = len(ids)
     noisy = ids.masked_fill(response, mask_id)

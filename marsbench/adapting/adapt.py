@@ -71,10 +71,7 @@ class Result(NamedTuple):
 def page_of(
     base: str, adapter: Path, dtype: torch.dtype, plan: Plan, results: Sequence[Result], windows: Sequence[int]
 ) -> str:
-    """One screen: what the adapter buys on this machine, with which settings, and the commands to use it.
-
-    `windows` are those that pay for 1 row, 2, ...
-    """
+    """What the adapter buys here, with which settings; `windows` are those that pay for 1 row, 2, ..."""
     best, kind = max(results, key=lambda line: line.speed_up.value), str(dtype).removeprefix("torch.")
     name, options = best.contender.name, best.contender.options
     fastest = (
@@ -107,8 +104,7 @@ CONTENDERS = (
     Line.raced("prompt lookup", "", "prompt-lookup", draft_length=4),
     *[
         Line.raced(f"masks, {layout}, W = {window}", "", "mars-verified", layout=layout, block_size=window)
-        for layout in ("linear", "groups")
-        for window in (3, 4)
+        for layout in ("linear", "groups") for window in (3, 4)
     ],
     Line.raced("masks, two groups, W = 4", "", "mars-verified", layout="groups", block_size=4, groups=2),
     Line.raced(
@@ -138,12 +134,7 @@ class Adapting:
     def __init__(
         self, base: str, prompts: Sequence[list[Message]] | None, source: Path, out: Path, scale: Preset
     ) -> None:
-        """Look at everything that could stand in the way.
-
-        `prompts` are the turns before each answer, one a line of `source`, where the model writes what it asks itself
-        if they are None; `out` is the folder of the outcome, and `scale` says how to train. `UserError` where there are
-        too few prompts, the model is not for chats, or memory has no room for its training.
-        """
+        """Look at everything that could stand in the way; without `prompts`, the model writes its own to `source`."""
         if prompts is not None:
             _check_enough(prompts, source)
         self._base = str(Path(base).resolve()) if Path(base).is_dir() else base
@@ -184,7 +175,6 @@ class Adapting:
         return page
 
     def _plan(self, hours: float) -> Plan:
-        """The plan, reckoned from a few answers and steps, or as it was before an interruption."""
         file = self._out / "plan.json"
         if file.exists():
             plan: Plan = read_json(file, Plan, mend="remove the file, and the plan is made anew")
@@ -209,11 +199,8 @@ class Adapting:
         plan = Plan(asked, held_out, min(int(time_left / per_step), _PASSES * a_pass))
         if asked < _FEWEST or held_out < 1 or plan.steps < _SHORTEST:
             needed = max(_FEWEST * per_answer / _ANSWERING, alone / _RACING, _SHORTEST * per_step / 0.5)
-            raise UserError(
-                f"{hours:g} hours are too short: a step of training takes {per_step:.1f} s here, and an answer "
-                f"{per_answer:.1f} s",
-                fix=f"give --hours {(needed + 3600 * hours - left) / 3600 + 0.05:.2f} or more",
-            )
+            what = f"{hours:g} hours are too short: a step takes {per_step:.1f} s, an answer {per_answer:.1f} s"
+            raise UserError(what, fix=f"give --hours {(needed + 3600 * hours - left) / 3600 + 0.05:.2f} or more")
         self._reporter.say(f"the plan: {plan.in_words()}")
         write_atomically(file, json.dumps(asdict(plan), indent=1).encode())
         return plan
@@ -224,10 +211,7 @@ class Adapting:
         return checkpoints, checkpoints.recipe(TrainedStage.of(STAGE))
 
     def _race(self, plan: Plan, adapter: Path) -> tuple[list[Result], tuple[int, ...]]:
-        """All contenders on the prompts held out, at batch size 1; and the windows that pay for more rows.
-
-        How often drafts were right goes into the adapter's record.
-        """
+        """All contenders on the prompts held out, and the windows that pay; how often drafts were right is recorded."""
         loaded = with_adapter(self._loaded, adapter)
         entrants = {line.name: Answering.of(line, loaded) for line in CONTENDERS}
         prompts = self._chats.encoded([self._prompts[number] for number in plan.kept_back], self._source)

@@ -34,7 +34,6 @@ class Shape(NamedTuple):
     cut: bool = False  # whether any row samples from a part of the tokens only
 
     def fits(self, needed: "Shape") -> bool:
-        """Whether it is enough for another, and not far too much."""
         enough = all(mine >= other for mine, other in zip(self, needed, strict=True))
         return enough and self.rows < 2 * needed.rows and self.length <= 2 * needed.length
 
@@ -46,7 +45,6 @@ class FixedCache(RaggedCache):
 
     @classmethod
     def like(cls, other: RaggedCache, rows: int, slots: int) -> "FixedCache":
-        """An empty cache for the model whose keys and values `other` holds."""
         cache = cls()
         cache._rows, cache._capacity = rows, slots + 1
         for keys, values in other._layers:
@@ -207,7 +205,6 @@ class Fixed(Fitted):
             self._leave()
 
     def _move(self, seats: Sequence[Seat], like: Fitted) -> None:
-        """Move all requests in flight to a stand that is large enough for `seats`."""
         stand = self._steps.stand(self._decoder, self._method, self._needed(seats, 0), like)
         if self.stand is not None:
             stand.put(range(len(self.seats)), self.rows, self.seats)

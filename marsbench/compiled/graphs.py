@@ -45,10 +45,7 @@ def wants_graphs(model: Any, compiled: bool | None) -> bool:
 
 
 def kind_of_batch(model: Any, method: Method | OutsideMethod, compiled: bool | None = None) -> tuple[KindOfBatch, str]:
-    """What makes the batch: `Batch`, or compiled steps where they are wanted and can be had; else why they cannot.
-
-    A model's graphs are kept as long as the model is. Where they were not asked for (None), no reason is given.
-    """
+    """What makes the batch, and why it is not compiled although that was asked; graphs last as long as the model."""
     if not wants_graphs(model, compiled):
         return Batch, ""
     if reason := why_not(model, method):
@@ -83,7 +80,6 @@ class Graphs(Steps):
         return len(self._compiled) or len(self._recorded)
 
     def batch(self, model: Any, method: Method, **settings: Any) -> Batch:
-        """A `Batch` whose steps are these, for a method with fixed shapes; see `why_not`."""
         return Batch(model, method, shapes=self, **settings)
 
     def __call__(self, decoder: Decoder, method: Method, device: torch.device) -> Fixed:
@@ -147,7 +143,6 @@ def _is_bare(decoder: Decoder) -> bool:
 
 
 def _addresses(decoders: tuple[Decoder, ...], method: Method) -> Hashable:
-    """Where everything lies that a step reads of models and heads."""
     modules = [value for value in vars(method).values() if isinstance(value, nn.Module)]
     of_heads = [tensor.data_ptr() for module in modules for tensor in (*module.parameters(), *module.buffers())]
     return (*(which.addresses() for which in decoders if isinstance(which, LeanDecoder)), *of_heads)
@@ -166,10 +161,7 @@ def _compiled(step: Step) -> Step:
 
 @cache
 def _pool() -> tuple[Any, Any]:
-    """The memory of all graphs' intermediate results, as no two of them run at once; and a graph that keeps it.
-
-    A pool goes with the last graph that was captured into it.
-    """
+    """The memory of all graphs' intermediate results, and a graph that keeps it: a pool goes with its last graph."""
     pool, keeper = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
     with torch.cuda.graph(keeper, pool=pool):
         torch.zeros(1, device="cuda")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, get_args
 
 from marsbench.decoding.generation import Metric
-from marsbench.errors import UserError, unknown_name
+from marsbench.errors import UserError
 
 if TYPE_CHECKING:  # whether a threshold is in its range can be asked without torch
     from torch import Tensor
@@ -14,11 +14,7 @@ METRICS: tuple[str, ...] = get_args(Metric)
 
 
 def confidence(logits: Tensor, metric: Metric) -> Tensor:
-    """How sure the model is by logits [..., V] of any dtype, fp32 [...]: the higher the surer.
-
-    `probability` is of the top token, `margin` between the two top probabilities, `entropy` in nats, negated so that
-    more is surer.
-    """
+    """How sure the model is by logits [..., V], fp32 [...]: top probability, margin to the second, or minus entropy."""
     if metric == "probability" and _by_sums(logits):
         top = logits.amax(-1, keepdim=True).float()
         return (logits - top).exp_().sum(-1).reciprocal_()
@@ -38,13 +34,7 @@ def _by_sums(logits: Tensor) -> bool:
 
 
 def bar(threshold: float | None, metric: Metric | None, method: str = "") -> float:
-    """The confidence that a threshold asks for, on the scale of `confidence`; None can never be passed.
-
-    `entropy` accepts at or below the threshold, the other two at or above it. `UserError` for a threshold out of range,
-    and for any where there is no metric: such a `method` compares no confidences.
-    """
-    if metric is not None and metric not in METRICS:
-        raise unknown_name("confidence metric", metric, list(METRICS))
+    """The confidence that a threshold asks for (no more entropy than it); `UserError` for one that cannot be used."""
     if threshold is None:
         return float("inf")
     if metric is None:

@@ -62,10 +62,7 @@ class Acceptance:
 
 
 def cycle_in_words(generations: Sequence[Generation], meter: Meter, forwards_per_cycle: int) -> str:
-    """What a cycle, from drafts to what is right of them, gives and takes behind the prompts.
-
-    Forwards alone would flatter methods that need two to draft and verify.
-    """
+    """What a cycle, from drafts to what is right of them, gives and takes behind the prompts."""
     forwards = sum(one.forwards - 1 for one in generations)
     if not forwards:
         return "no forward behind the prompts"

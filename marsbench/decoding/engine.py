@@ -47,33 +47,22 @@ class OutsideMethod(ABC):
     def continue_batch(
         self, model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, meter: Meter | None = None
     ) -> list[tuple[list[int], list[int]]]:
-        """Continue a batch greedily, each request to its limit at least: (new tokens, tokens per forward) of each.
-
-        Where there is a meter, it is told of every forward.
-        """
+        """Continue a batch greedily, each request to its limit at least: its new tokens, and tokens per forward."""
 
 
 class Batch:
     """Rows in flight. `join` brings requests in, `step` moves every row forward, finished rows leave by themselves.
 
-    The model is looked at when the batch is made: what is written to it, and what hooks come, counts for the next
-    batch. Callbacks come last, when all rows are in their places: they may `join` and `leave` as they like, and one
-    that raises harms no other request.
+    The model, in eval mode, is looked at when the batch is made: what is written to it, and what hooks come, counts for
+    the next batch. `eos_id` is one token that ends a sequence, or several; `pad_id` fills the unused ends of rows.
+    `on_finished` is called with a request's index and its generation, `on_tokens` with its new tokens after every
+    forward. Callbacks come last, when all rows are in their places: they may `join` and `leave` as they like, and one
+    that raises harms no other request. `shapes` runs the steps in fixed shapes, such as `Graphs`; None = every step is
+    fitted.
 
     Prompts are forwarded in parts of at most `prefill_positions` (rows times the longest prompt among them), which
     bounds the memory that newcomers need: in groups of rows, and a longer row piece by piece, where the method's
     `causal_prompt` allows it. To a row, it is one forward all the same.
-
-    Args:
-        model: a causal language model of transformers, in eval mode.
-        method: how to propose and accept.
-        eos_id: the token that ends a sequence, or several of which any does.
-        pad_id: any id; fills the unused ends of rows.
-        on_finished: called with a request's index and its generation as soon as the row is finished.
-        on_tokens: called with a request's index and its new tokens after every forward.
-        meter: counts the work.
-        prefill_positions: prompts' positions in one forward, at most.
-        shapes: runs the steps in fixed shapes, such as `Graphs`; None = every step is fitted to the rows.
     """
 
     def __init__(
@@ -103,10 +92,7 @@ class Batch:
         return any(seat.index == index for seat in self._place.seats.values())
 
     def join(self, requests: Mapping[int, Request]) -> None:
-        """Bring requests in, each under an index of the caller's choice: all of them, or none if one fails.
-
-        `UserError` for a request that the model cannot run, or an index that is in flight already.
-        """
+        """Bring requests in under indices of the caller's choice: all of them, or none and a `UserError`."""
         for _ in self.joining(requests):
             pass
 
@@ -186,7 +172,6 @@ class Batch:
             self._place.rows.turn(turned)
 
     def _prefill(self, lot: Fitted) -> list[News]:
-        """The forward over the prompts of rows that have a cache of their own, or over what is left of them."""
         for seat in lot.seats.values():
             seat.before = self._forwards - 1  # others may have stepped between two pieces
         new = lot.step(self.decoder, self.method, self._forwards)
@@ -249,19 +234,12 @@ def decode(
     on_tokens: OnTokens | None = None, meter: Meter | None = None, prefill_positions: int = PREFILL_POSITIONS,
     kind: KindOfBatch | None = None,
 ) -> list[Generation]:  # fmt: skip
-    """Continue every request; the answers come in the order of the requests.
+    """Continue every request, `batch_size` rows at once at most; the answers come in the order of the requests.
 
     Prompts join in order of length, so that little is wasted on padding, and as soon as a quarter of the batch is free.
-    Arguments are as for `Batch`; an outside method tells no tokens, has its own way with prompts, and its meter only
-    ticks.
-
-    Args:
-        requests: what to continue.
-        batch_size: rows in flight at once, at most.
-        kind: makes the batch, given what `Batch` is: `Batch` itself, or `Graphs().batch` for compiled steps.
-
-    Raises:
-        UserError: a request that the model cannot run, or a bound that holds nothing.
+    Arguments are as for `Batch`, which `kind` makes: `Batch` itself, or `Graphs().batch` for compiled steps. An outside
+    method tells no tokens, has its own way with prompts, and its meter only ticks. `UserError` for a request that the
+    model cannot run.
     """
     integer(batch_size, "batch size", least=1)
     integer(prefill_positions, "prefill positions", least=1)

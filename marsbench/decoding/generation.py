@@ -13,33 +13,26 @@ Metric = Literal["probability", "entropy", "margin"]
 Layout = Literal["groups", "linear"]  # where `mars-verified` puts its masks
 Dtype = Literal["float32", "bfloat16", "float16"]  # of weights and caches, as torch calls them
 Finish = Literal["eos", "length", "cancelled"]
-# Positions of prompts in one forward, at most, unless a caller says otherwise. More are hardly faster. At 7B
-# in half precision these take about 5 GiB for a prompt of 32,768 tokens, 4 of them for who sees whom, and 1 GiB for
-# prompts of 1,024.
+# Positions of prompts in one forward, at most: more are hardly faster. At 7B in half precision these take about 5 GiB
+# for a prompt of 32,768 tokens, 4 of them for who sees whom, and 1 GiB for prompts of 1,024.
 PREFILL_POSITIONS = 8192
 
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt to continue.
-
-    `threshold` is the confidence that methods compare their guesses with (see `acceptance`); for MARS, None accepts
-    exactly one token per forward, which is AR decoding. `max_new_tokens` counts an emitted EOS. With a `temperature`
-    above 0, tokens are sampled; the same `seed` gives the same tokens in any batch and, for lossless methods, by any
-    method. `window` and `verified` are for `methods.mixed`, whose rows decode each in its own way.
-    """
+    """One prompt to continue. The same `seed` gives the same tokens in any batch, and by any lossless method."""
 
     prompt_ids: Sequence[int]
-    max_new_tokens: int = 256
-    threshold: float | None = None
-    temperature: float = 0.0
+    max_new_tokens: int = 256  # an emitted EOS counted
+    threshold: float | None = None  # see `acceptance`; for MARS, None accepts one token per forward, as AR
+    temperature: float = 0.0  # above 0, tokens are sampled
     seed: int = 0
     top_k: int = 0  # what is sampled is one of so many of the most probable tokens; 0 or less: of all
     top_p: float = 1.0  # ... and of the fewest of these that together are so probable
     min_p: float = 0.0  # ... that are so probable at least, as a part of the most probable one
-    ignore_eos: bool = False
-    window: int = 1  # tokens that one forward settles at most
-    verified: bool = False  # whether guesses are checked before they count
+    ignore_eos: bool = False  # the output runs to its limit
+    window: int = 1  # tokens that one forward settles at most, for `methods.mixed`
+    verified: bool = False  # whether guesses are checked before they count, likewise
 
     @property
     def is_cut(self) -> bool:
@@ -48,14 +41,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Generation:
-    """One continuation and what it cost.
+    """One continuation and what it cost."""
 
-    `tokens` runs up to and without EOS. `settled_by` says for every emitted token, an emitted EOS among them, which of
-    the row's forwards settled it, from 1; the prompt's forward is the first.
-    """
-
-    tokens: list[int]
-    settled_by: list[int]
+    tokens: list[int]  # up to and without EOS
+    settled_by: list[int]  # for every emitted token, EOS included: which of the row's forwards settled it, from 1
     forwards: int  # forward passes of the model that this row took part in
     finish: Finish
     eos_id: int | None = None  # the EOS that ended it, where one did
@@ -66,7 +55,6 @@ class Generation:
     def of(
         cls, emitted: list[int], settled_by: list[int], forwards: int, finish: Finish, drafted: Sequence[int] = ()
     ) -> "Generation":
-        """Made of all tokens that were emitted, an EOS among them."""
         kept, eos_id = (emitted[:-1], emitted[-1]) if finish == "eos" else (emitted, None)
         return cls(kept, settled_by, forwards, finish, eos_id, [*drafted])
 
@@ -100,11 +88,7 @@ class Generation:
 
 @dataclass
 class Meter:
-    """The work that a decoding did, counted by the loop; forwards over the prompts are kept apart from the rest.
-
-    Prompts that `prefill_positions` has parted are several forwards here; a `Generation` counts one all the same, and
-    there is one tick.
-    """
+    """The work that a decoding did, counted by the loop; a parted prompt is several forwards here, and one tick."""
 
     forwards: int = 0  # of the target model, over windows
     positions: int = 0  # entries in those windows, over all rows, fillers left out

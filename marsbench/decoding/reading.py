@@ -18,11 +18,7 @@ _LINES = 32  # of a vocabulary that is searched
 
 
 def verify(rows: Rows, answer: Answer, logits: Tensor | None = None) -> Accepted:
-    """The right ones of the rows' drafts and one token more, the model's own; all but that one stay in the cache.
-
-    The answer is to a `linear_window` or `grouped_window`; `logits` [N, D + 1, V] from the last committed token on may
-    be known already.
-    """
+    """The right drafts and the model's own token after them; `logits` [N, D + 1, V] of drafts may be known already."""
     if logits is None:
         logits = answer.logits(slice(last(rows), last(rows) + drafts_of(rows).shape[1] + 1))
     offset = torch.arange(logits.shape[1], device=logits.device)
@@ -112,11 +108,7 @@ def _chained(
 
 
 def _likeliest(logits: Tensor, top: int) -> tuple[Tensor, Tensor]:
-    """The `top` largest of logits [N, K, V], and their tokens, [N, K, top] in any order.
-
-    Each stands in one of the `top` columns with the largest maxima, if the vocabulary is written in lines: two small
-    searches instead of one large.
-    """
+    """The `top` largest of logits [N, K, V] and their tokens, [N, K, top], in any order, by two small searches."""
     columns = logits.shape[-1] // _LINES
     if logits.shape[-1] % _LINES or columns <= top:
         return logits.topk(min(top, logits.shape[-1]), sorted=False)

@@ -99,7 +99,6 @@ class Seat:
 
 
 def laid_out(seats: Sequence[Seat], *, pad_id: int, device: torch.device) -> Rows:
-    """One row for each of some newcomers, with nothing cached; `pad_id` fills the ends of rows."""
     chosen = [seat.request for seat in seats]
     start = torch.tensor([len(request.prompt_ids) for request in chosen])
     end = torch.tensor([seat.end for seat in seats])

@@ -45,10 +45,7 @@ class Most(NamedTuple):
 
 @dataclass
 class Rows:
-    """The rows in flight, one per sequence.
-
-    T is the longest a row may get, plus one: the last column is a spare that takes every write that must not count.
-    """
+    """The rows in flight, at most T - 1 long: the last column takes every write that must not count."""
 
     tokens: Tensor  # [N, T], prompt and committed tokens
     born: Tensor  # [N, T], PROMPT or EMPTY, or the forward (from 1) that settled a token where any order is possible

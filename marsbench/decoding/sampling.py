@@ -12,11 +12,7 @@ from torch import Tensor
 
 
 def choose(logits: Tensor, position: Tensor, temperature: Tensor, seed: Tensor, cut: Tensor | None = None) -> Tensor:
-    """The tokens [N, K] by logits [N, K, V] of any dtype, that will stand at a `position` [N, K].
-
-    `temperature` fp32 [N] is 0 for the top token, `seed` is integer [N], `cut` fp32 [N, 3] is of `cut_off`, None for
-    none.
-    """
+    """The tokens [N, K] by logits [N, K, V], at a `position` [N, K]: the top ones where `temperature` fp32 [N] is 0."""
     scaled = logits.float() / temperature.clamp(min=1e-6).view(-1, 1, 1)
     if cut is not None:
         scaled = cut_off(scaled, *cut.unbind(-1))

@@ -79,10 +79,8 @@ def to_tell(rows: Rows, before: Tensor, window: Window, accepted: Accepted, aliv
     """What the host needs to know of a step, integer [N, 3 + K], for `told`; ended rows have nothing to tell.
 
     How many tokens are new, how many entries of the window were no fillers, how many drafts were verified, and the
-    tokens; behind these, [N, K], the forwards that settled them, where that need not be the latest.
-
-    `rows` are those after the step, `before` [N] their lengths before it, `alive` bool [N] those that had not ended
-    then.
+    tokens; behind these, [N, K], the forwards that settled them, where that need not be the latest. `before` [N] are
+    the rows' lengths before the step, `alive` bool [N] those that had not ended then.
     """
     offset = torch.arange(accepted.ids.shape[1], device=before.device)
     fresh = (before.unsqueeze(1) + offset).clamp(max=rows.tokens.shape[1] - 1)

@@ -58,10 +58,7 @@ def linear_window(rows: Rows, *, masks: int = 0, mask_id: int = -1, each: Tensor
 
 
 def tree_window(rows: Rows, depth: Tensor, ancestors: Tensor) -> Window:
-    """`linear_window` whose drafts are the nodes of a tree, parents before their children; a row has all M, or none.
-
-    `depth` [M] is 0 for a guess at the next token. A node sees its `ancestors` bool [M, M], itself among them.
-    """
+    """`linear_window` whose drafts are a tree's nodes, of `depth` [M] from 0; each sees its `ancestors` bool [M, M]."""
     line = linear_window(rows)
     if not rows.extent.drafted:
         return line
@@ -106,10 +103,7 @@ def group_entries(rows: Rows, group: int, chosen: Tensor) -> Tensor:
 
 
 def leading_windows(rows: Rows) -> Iterator[Window]:
-    """Windows over the beginning of a long prompt, for the caller to forward, each before it asks for the next.
-
-    They are plainly causal, and leave no more than `rows.prefill_positions`.
-    """
+    """Causal windows over a long prompt's beginning, each to be forwarded before the next; the last piece is left."""
     while rows.extent.pending > rows.prefill_positions:
         begin, width = rows.cached, rows.prefill_positions
         position = begin.unsqueeze(1) + torch.arange(width, device=begin.device)

@@ -1,7 +1,7 @@
 """`marsbench distill`: prompts in a JSON Lines file, chat data with a model's own answers in another.
 
-Prompts are read as the model sees them, and answers checked as the trainer will read them. Answers are logged beside
-the data as they come, and the data appears whole, in the order of the prompts.
+Answers are checked as the trainer will read them, and logged beside the data as they come; the data appears whole, in
+the order of the prompts.
 """
 
 import copy
@@ -39,8 +39,8 @@ def read_prompts(file: Path, column: str | None = None) -> list[list[Message]]:
     """The turns that stand before each answer, one prompt a line.
 
     A prompt is a text, which is the user's turn, or a list of turns, whose closing turns of the assistant are left out:
-    so any chat data serves as prompts. `column` holds the prompts; None = `messages`, else `prompt`. `UserError` for a
-    line that asks nothing, with its number.
+    so any chat data serves. `column` holds the prompts; None = `messages`, else `prompt`. `UserError` for a line that
+    asks nothing, with its number.
     """
     prompts = []
     lines = read_lines(file, dict[str, Any], what="a prompt", mend='write {"prompt": "..."} on each line')
@@ -64,8 +64,6 @@ def _is_answer(turn: Any) -> bool:
 
 
 class Chats:
-    """A checkpoint's chat template and tokenizer, as the trainer uses them."""
-
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Make a copy ready as the trainer does; `UserError` where the trainer could not use it."""
         self.tokenizer = copy.deepcopy(tokenizer)
@@ -77,7 +75,6 @@ class Chats:
         return sorted({*ends, int(self.tokenizer.eos_token_id)}), pad
 
     def encoded(self, prompts: Sequence[list[Message]], source: Path) -> list[list[int]]:
-        """Prompts as token ids, up to where the assistant begins; `UserError` for one that the template refuses."""
         texts, mend = list[str](), "mend or remove the line"
         for number, turns in enumerate(prompts, 1):
             place = f"{source}, line {number}"
@@ -91,10 +88,7 @@ class Chats:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
     def keeps(self, tokens: list[int], turns: list[Message]) -> bool:
-        """Whether the trainer will read an answer as the text that it is.
-
-        It will not where a special token stands in the midst, a character is cut in half, or the template rewrites it.
-        """
+        """Whether the trainer will read an answer as the text that it is: no special token, no half character in it."""
         text = self.text(tokens)
         try:
             (*_, (learned, _)) = segments(self.tokenizer, [*turns, {"role": "assistant", "content": text}])
@@ -105,8 +99,6 @@ class Chats:
         texts = {form.strip() for form in (text, self.text(tokens, special=True), self.text(read))}
         return len(texts) == 1 and REPLACED not in text
 
-
-# ---- answers --------------------------------------------------------------------------------------------------------
 
 # Why an answer is left out.
 _CUT, _EMPTY = "cut at --max-new-tokens (--keep-cut keeps them)", "empty"
@@ -122,7 +114,6 @@ class Response:
     kept: bool  # by chat data, see `Chats.keeps`
 
     def left_out(self, *, keep_cut: bool) -> str | None:
-        """Why this answer is nothing to learn from, None where it is."""
         if not self.ended and not keep_cut:
             return _CUT
         if not self.text.strip():
@@ -130,17 +121,13 @@ class Response:
         return None if self.kept else _LOST
 
 
-# Prompts are decoded by length within stretches of so many batches: little is wasted on padding, the time that is left
-# can be told from the time that has passed, and no more than a stretch of generations is held in memory.
+# Prompts are decoded by length within stretches of so many batches: so the time left is known, and memory bounded.
 _BATCHES_AT_ONCE = 64
 
 
 @dataclass
 class Distiller:
-    """A checkpoint that answers prompts by a lossless method.
-
-    `UserError` where chats are not for this checkpoint, or its context has no room for a prompt.
-    """
+    """A checkpoint that answers prompts by a lossless method; `UserError` where its context has no room for one."""
 
     answering: Answering
     reporter: Reporter
@@ -156,20 +143,11 @@ class Distiller:
         self, prompts: Sequence[list[Message]], source: Path, out: Path, *, limit: int | None = None,
         keep_cut: bool = False,
     ) -> tuple[int, str]:  # fmt: skip
-        """Answer prompts and write them as chat data, in their order.
+        """Answer the first `limit` prompts, read from `source`, and write them to `out` as chat data, in their order.
 
-        Args:
-            prompts: the turns before each answer.
-            source: the file that they are read from, one a line.
-            out: where the chat data goes; beside it are the answers that an interrupted run goes on from.
-            limit: only so many of the prompts; None = all.
-            keep_cut: write answers that were cut at the limit too.
-
-        Returns:
-            how many answers were written; and that with what was left out, in words.
-
-        Raises:
-            UserError: another file lies there, the template refuses a prompt, or no answer is left to write.
+        An interrupted run goes on from the answers beside `out`; `keep_cut` writes those cut at the limit too. Returns
+        how many were written, and that in words. `UserError` where another file lies there, or no answer is left to
+        write.
         """
         asked = prompts[:limit]
         lock = out.with_name(f"{out.name}.lock")
@@ -198,10 +176,7 @@ class Distiller:
         return len(written), words
 
     def _log(self, prompts: Sequence[list[Message]], out: Path) -> Log[Response]:
-        """The log beside `out`, named after everything that decides the answers, so that others do not mix with them.
-
-        A lossless method decides nothing, and neither does the batch size.
-        """
+        """The log beside `out`, named after all that decides the answers: a lossless method and batches do not."""
         settings = {
             "weights": self.answering.loaded.weights, "chat template": str(self.chats.tokenizer.chat_template),
             "prompts": prompts, "max_new_tokens": self.max_new_tokens, "temperature": self.temperature,
@@ -209,14 +184,14 @@ class Distiller:
         }  # fmt: skip
         file = out.with_name(f"{out.name}.{content_hash(settings)}.answers")
         if out.exists() and not file.exists():
-            what = "there is a file of that name, which is not of this model, its template, these prompts and settings"
-            raise UserError(what, where=str(out), fix="choose another --out, or remove the file")
+            raise UserError(
+                "there is a file of that name, of other settings", where=str(out), fix="choose another --out"
+            )
         return Log(file, Response, what="an answer", mend="remove the line, and its prompt is answered again")
 
     def _answer(
         self, requests: Mapping[int, Request], prompts: Sequence[list[Message]], log: Log[Response]
     ) -> list[Response]:
-        """An answer to each request; those that the log lacks are decoded, with a bar, and logged as they come."""
         answers = {line.prompt: line for line in log.records()}
         todo = [number for number in requests if number not in answers]
         stretch = _BATCHES_AT_ONCE * self.answering.batch_size
@@ -244,8 +219,6 @@ class Distiller:
         return [answers[number] for number in requests]
 
 
-# ---- questions that a model asks itself ------------------------------------------------------------------------------
-
 TEMPERATURE = 0.8
 _LONGEST, _SHORTEST = 72, 5  # tokens of a question
 _DRAWN = 3  # questions are drawn for one that is kept, at most
@@ -256,9 +229,8 @@ _PLACE = "~the question~"
 def self_asked(answering: Answering, wanted: int, out: Path, reporter: Reporter, *, seed: int = 0) -> Path:
     """Have a model ask so many questions, no two alike, and write them as prompts, one a line (arXiv 2406.08464).
 
-    They are users' turns, sampled from where its chat template begins one: for users without prompts. A file that is
-    there stays. Every question has a seed of its own, from `seed`. `UserError` where the model asks too little that is
-    a question.
+    They are users' turns, sampled from where its chat template begins one, each by a seed of its own. A file that is
+    there stays. `UserError` where the model asks too little that is a question.
     """
     if out.exists():
         return out

@@ -44,10 +44,7 @@ class Adapter:
 
 
 class Adapted:
-    """A model with the adapter that is active; several may share the model, to which nothing is written.
-
-    `UserError` for an adapter of other layers.
-    """
+    """A model with the adapter that is active, to which nothing is written; `UserError` for one of other layers."""
 
     def __init__(self, model: Any, adapter: Adapter) -> None:
         decoder = model.get_decoder()
@@ -93,16 +90,9 @@ def _from(width: int, begin: int, rows: int, device: torch.device) -> Tensor:
     return (torch.arange(width, device=device) >= begin).repeat(rows, 1)
 
 
-# ---- through a model's own modules ----
-
-
 @contextmanager
 def hooked(model: Any, adapter: Adapter, masked: Tensor | None) -> Iterator[None]:
-    """Have an adapter, on the model's device, act on a model's own modules for the time of a `with` block.
-
-    `masked` bool [N, W] says which entries are masks; None = all. `UserError` for a layer that is not there, or that
-    does not map entry by entry.
-    """
+    """Have an adapter act on a model's own modules in a `with` block, at entries `masked` bool [N, W]; None = all."""
     decoder = model.get_decoder()
     embeddings, layers = decoder.get_input_embeddings(), {name: _layer(decoder, name) for name in adapter.maps}
     handles = [embeddings.register_forward_hook(_adding(lambda _: adapter.vector, masked))]

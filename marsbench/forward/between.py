@@ -84,10 +84,7 @@ class Pass:
         return F.silu(gate) * up
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attention of queries [N * W, heads, size] over keys and values [N, S, key heads, size]: [N * W, H].
-
-        The query heads that share a key head are folded into the query length, so that keys are never repeated.
-        """
+        """Attention of queries [N * W, heads, size] over keys and values [N, S, key heads, size]: [N * W, H]."""
         rows, width, shape = self._rows, self._width, self.shape
         if width == 1:  # heads that share a key head lie beside each other already
             folded = queries.view(rows, shape.kv_heads, shape.group, shape.size)
@@ -128,7 +125,6 @@ class NativePass(Pass):
 
 
 def is_for(shape: Shape, sizes: Sequence[int]) -> bool:
-    """Whether `between.cpp` takes heads of this kind, and hidden and intermediate states of these sizes."""
     return shape.size in _HEAD_SIZES and not any(size % _LANES for size in sizes)
 
 

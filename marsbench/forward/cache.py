@@ -38,10 +38,7 @@ class RaggedCache:
         self._capacity = 0  # slots per row that every layer is to have
 
     def prepare(self, slots: Tensor, total: int) -> None:
-        """Say where the next forward writes: integer [N, W], each entry's slot in its row.
-
-        The model attends over the slots below `total`; what is written to slot `total` is never seen.
-        """
+        """Say where the next forward writes, integer [N, W]; the model attends over the slots below `total`."""
         self._rows, self.total = slots.shape[0], total
         if total >= self._capacity:
             self._capacity = _room(total)
@@ -85,17 +82,12 @@ class RaggedCache:
         return self.total
 
     def move(self, sources: Tensor, holes: Tensor, rows: int, longest: int) -> None:
-        """Copy whole rows `sources` [n] into rows `holes` [n]; see `keep`."""
         for store in (store for layer in self._layers for store in layer):
             store[holes] = store[sources]
         self.keep(rows, longest)
 
     def keep(self, rows: int, longest: int) -> None:
-        """The first `rows` rows stay in use, the longest of them with `longest` slots.
-
-        Memory is given back when half of it or more is of no use, so that rows that come and go are not copied every
-        time.
-        """
+        """The first `rows` rows stay, with `longest` slots at most; memory is given back if half of it is of no use."""
         self._rows = rows
         capacity = min(self._capacity, _room(longest + _GROWTH))
         held = max((len(keys) * keys.shape[1] for keys, _ in self._layers), default=0)
@@ -137,5 +129,4 @@ class RaggedCache:
 
 
 def _room(slots: int) -> int:
-    """The slots to hold for a row that uses so many, and the one behind them that is never seen."""
     return -(-(slots + 1) // _GROWTH) * _GROWTH

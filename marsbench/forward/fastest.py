@@ -1,9 +1,8 @@
 """Which product is faster on this CPU, `linear.cpp`'s or torch's: timed once for each number of threads, and kept.
 
-The two are timed in turn, over more weights than a cache holds, at 1, 8 and 64 positions; times of a busy machine are
-kept for an hour. Where `linear.cpp` is slower at few positions, it is not used. Where it is slower at many, torch takes
-those over in fp32. In bf16 it does not: a sum that depends on the number of positions would make verified answers
-differ from `ar`'s.
+They are timed in turn, over more weights than a cache holds; times of a busy machine are kept for an hour. Where
+`linear.cpp` is slower at few positions, it is not used. Where it is slower at many, torch takes those over in fp32; in
+bf16 a sum that depends on the number of positions would make verified answers differ from `ar`'s.
 """
 
 import hashlib
@@ -37,10 +36,7 @@ _FOR_NOW_S = 3600.0  # for which times of a busy machine are kept
 
 
 def most_positions(dtype: torch.dtype) -> int:
-    """Up to how many positions `linear.cpp` multiplies weights of a type; 0 where torch is faster, or there is no such.
-
-    `MARSBENCH_NATIVE=1` has it always, and 0 never.
-    """
+    """Up to how many positions `linear.cpp` multiplies, 0 where torch is faster; `MARSBENCH_NATIVE` may say so."""
     if not is_native():
         return 0
     if os.environ.get(VARIABLE) == "1":

@@ -24,7 +24,6 @@ _BLOCKS = 256  # parts times key heads times rows, from which on a GPU is busy
 
 
 def joins(device: torch.device) -> bool:
-    """Whether a device takes these passes."""
     return device.type == "cuda"
 
 
@@ -54,7 +53,6 @@ def _one_below_the_other(parts: Sequence[Any]) -> Tensor:
 
 
 def _lie_in(whole: Tensor | None, parts: Sequence[Any]) -> bool:
-    """Whether parameters are still views of what they were joined to."""
     if whole is None:
         return not any(part is not None for part in parts)
     places = torch.split(whole, [len(part) for part in parts]) if sum(map(len, parts)) == len(whole) else ()

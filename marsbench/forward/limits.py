@@ -26,13 +26,11 @@ def room_for_prompt(model: Any, max_new_tokens: int) -> int:
     room = context_length(model) - max_new_tokens
     if room < 1:
         what = f"answers of {max_new_tokens:,} tokens leave no room for a prompt in the model's context of"
-        fix = "give a smaller limit of new tokens, or a model with a longer context"
-        raise UserError(f"{what} {room + max_new_tokens:,}", fix=fix)
+        raise UserError(f"{what} {room + max_new_tokens:,}", fix="give a smaller limit of new tokens, or another model")
     return room
 
 
 def why_no_longer(model: Any) -> str:
-    """A remark on a context that ends before the model's positions do; empty for any other."""
     return ", up to which one set of its longrope factors holds" if _borders(model.config) else ""
 
 
@@ -54,7 +52,6 @@ def check_ids(model: Any, **ids: int | None) -> None:
 
 
 def check_masks(model: Any, method: Any) -> None:
-    """Refuse a method whose masks a model, or the draft model of the method, has no embedding for."""
     mask_id, draft = getattr(method, "mask_id", -1), getattr(method, "draft", None)
     if mask_id != -1:  # which stands for no masks
         for reader in (model, *([] if draft is None else [draft])):
@@ -62,7 +59,6 @@ def check_masks(model: Any, method: Any) -> None:
 
 
 def token_id(value: Any, name: str, vocabulary: int, *, where: str = "", fix: str = "give another id") -> int:
-    """The id of a token that a model has a row for, of `vocabulary` rows."""
     if 0 <= (number := integer(value, name, where=where)) < vocabulary:
         return number
     raise UserError(f"{name} {number} lies outside the vocabulary of {vocabulary}", where=where, fix=fix)

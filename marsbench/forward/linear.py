@@ -1,10 +1,9 @@
 """What makes linear maps fast: layers that read the same values as one product, packed weights, an adapter's maps.
 
-A decoding step multiplies few positions by weights that do not fit into a CPU's cache: its time is the time to read
-them, and `F.linear` takes two to six times that. So the layers of a `Site`, which read the same values, lie one below
-the other in a copy as `linear.cpp` reads it, an adapter's maps as further columns; the copies take as much memory as
-the weights, to which nothing is written. What one position gives does not depend on how many stand beside it, so
-verified answers are those of `ar`, in bf16 too. Where `linear.cpp` is not there, or is slower here, it is `F.linear`.
+A decoding step multiplies few positions by weights that do not fit into a CPU's cache, and `F.linear` takes two to six
+times as long as reading them. So the layers of a `Site`, which read the same values, lie one below the other in a copy
+as `linear.cpp` reads it, an adapter's maps as further columns. What a position gives does not depend on how many stand
+beside it, so verified answers are those of `ar`, in bf16 too. Elsewhere it is `F.linear`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,8 +28,6 @@ _Places = tuple[int, ...]  # where weights lie in memory
 
 
 class Watched:
-    """A tensor, and whether something was written to it since."""
-
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._version, self._place = tensor, tensor._version, tensor.data_ptr()
         step = max(1, tensor.numel() // _PROBES)
@@ -45,11 +42,7 @@ class Watched:
 
 @dataclass(eq=False)
 class Copy:
-    """The packed copy of a site's weights and biases, and what tells whether it is still of them.
-
-    What is written through `.data` (by adapters that are merged, and by sharding wrappers) leaves no other trace than
-    the values, so a few are compared.
-    """
+    """The packed copy of a site's weights; a few values tell what is written to these through `.data`."""
 
     weights: list[Tensor]
     watched: list[Watched]
@@ -70,9 +63,6 @@ class Copy:
     def is_of(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
         given = [*weights, *(bias for bias in biases if bias is not None)]
         return len(given) == len(self.watched) and all(map(Watched.is_still, self.watched, given))
-
-    def __call__(self, values: Tensor) -> Tensor:
-        return product(values, self.packed, self.bias)
 
     def adapted(self, values: Tensor, gate: Tensor, down: Tensor, columns: list[Tensor]) -> Tensor:
         out: Tensor = torch.ops.marsbench.adapted.default(values, self.packed, self.bias, down, columns, gate)
@@ -107,10 +97,7 @@ class Joined(NamedTuple):
 
 
 class Site:
-    """Linear layers that read the same values, and an adapter's maps beside them.
-
-    `outputs` are the layers by their names; those of one output lie one beside the other in it.
-    """
+    """Linear layers that read the same values, by name, those of an output beside each other, and an adapter's maps."""
 
     def __init__(self, *outputs: Mapping[str, Any]) -> None:
         # Their own parameters, as they are at the moment: `nn.Module` looks for its attributes in several places.
@@ -122,10 +109,7 @@ class Site:
         self.joined: Joined | None = None  # seen to by `joined.join_sites`
 
     def __call__(self, values: Tensor, gate: Tensor | None = None) -> Sequence[Tensor]:
-        """What the layers give for values [M, in]: every output, [M, out].
-
-        `gate` [M, 1] is 1 at masks, where an adapter acts, and 0 at tokens; None = there are no masks.
-        """
+        """Every output, [M, out], for values [M, in]; `gate` [M, 1] is 1 at masks, where an adapter acts, else 0."""
         copy = None if self.copy is None or len(values) > self.copy.most or torch.is_grad_enabled() else self.copy
         if gate is not None and (maps := self._maps) is not None:
             # All entries go into the few dimensions of a map, those of tokens become zero there, and the rest is added:
@@ -138,10 +122,9 @@ class Site:
         if copy is None:  # parameters are asked for in little time
             each = [[F.linear(values, own["weight"], own["bias"]) for own in layers] for layers in self._outputs]
             return [parts[0] if len(parts) == 1 else torch.cat(parts, -1) for parts in each]
-        return self._parts(copy(values))
+        return self._parts(product(values, copy.packed, copy.bias))
 
     def add_to(self, hidden: Tensor, values: Tensor, gate: Tensor | None) -> Tensor:
-        """Hidden states [M, H] with the one output added to them in place."""
         if self.joined is None or self.joined.bias is not None:
             return hidden.add_(self(values, gate)[0])
         hidden.addmm_(values, self.joined.weight.t())
@@ -164,12 +147,12 @@ class Site:
 
     def adapt(self, maps: Mapping[str, LowRank], like: Tensor) -> None:
         """Lay the maps of an adapter beside the layers of their names, on the device of `like` and of its type."""
+
+        def map_of(name: str, weight: Tensor) -> LowRank:
+            return maps.get(name) or LowRank(like.new_empty(0, weight.shape[1]), like.new_empty(len(weight), 0))
+
         pairs = [
-            [
-                maps.get(name)
-                or LowRank(like.new_empty(0, layer["weight"].shape[1]), like.new_empty(len(layer["weight"]), 0))
-                for name, layer in zip(names, layers, strict=True)
-            ]
+            [map_of(name, layer["weight"]) for name, layer in zip(names, layers, strict=True)]
             for names, layers in zip(self._names, self._outputs, strict=True)
         ]
         is_adapted = any(name in maps for names in self._names for name in names)
@@ -181,10 +164,7 @@ class Site:
 
 @torch.no_grad()
 def pack_sites(sites: Sequence[Site]) -> bool:
-    """Have every packed copy be of its weights as they are now, making those that are missing if there is room.
-
-    A copy goes with the last of the sites that hold it. Whether copies were made or given up is returned.
-    """
+    """Have every packed copy be of its weights as they are now, if there is room; whether copies came or went."""
     has_changed, missing = False, list[tuple[Site, int]]()
     for site in sites:
         copy = None

@@ -26,10 +26,7 @@ _MASKED = ("eager", "sdpa")  # implementations of attention that take a mask as 
 
 
 class ModuleDecoder:
-    """The model's own modules, fillers and all, as they are at every call.
-
-    `UserError` for a model whose attention or positions cannot be had through its modules.
-    """
+    """The model's own modules, fillers and all; `UserError` where its attention or positions cannot be had so."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -48,8 +45,7 @@ class ModuleDecoder:
             raise _refused(model, f"layers of the kind {', '.join(strange)}")
         attention = getattr(config, "_attn_implementation", None)
         if attention is not None and attention not in _MASKED:
-            fix = 'load it with attn_implementation="sdpa"'
-            raise UserError(f"attention {attention!r} takes no mask of ours", where=type(model).__name__, fix=fix)
+            raise UserError(f"attention {attention!r} takes no mask of ours", fix='give attn_implementation="sdpa"')
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         decoder, head = self.model.get_decoder(), self.model.get_output_embeddings()
@@ -82,7 +78,6 @@ def device_of(model: Any) -> torch.device:
 
 
 def _masks(config: Any, window: Window, relative: Tensor, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
-    """The mask of every kind of layer; by its kind where there are several."""
     full, kinds = additive_mask(window.visible, relative, dtype), layer_kinds(config)
     if kinds == {_FULL}:
         return full
@@ -98,7 +93,6 @@ def layer_kinds(config: Any) -> set[str]:
 
 
 def _with_what_follows(head: Callable[[Tensor], Tensor], config: Any) -> Callable[[Tensor], Tensor]:
-    """The LM head with what the model's class does to its logits."""
     divisor, factor = getattr(config, "logits_scaling", None), getattr(config, "logit_scale", None)
     cap = getattr(config, "final_logit_softcapping", None)
     if divisor is None and factor is None and cap is None:
@@ -120,8 +114,6 @@ def _refused(model: Any, why: str) -> UserError:
         fix="take a decoder with full or sliding-window attention and positions, such as Qwen2, Llama or Mistral",
     )
 
-
-# ---- a short comparison ----
 
 _SHORTEST, _LONGEST = 16, 64  # tokens of the made-up prompt
 _LATER = 5  # of them, how many come in the second window

@@ -35,10 +35,7 @@ del _FORWARDS[nn.ModuleList]  # which has none
 
 
 def is_plain(model: Any) -> bool:
-    """Whether a model is a Qwen2 or Llama of plain linear layers, full attention and a fixed rotary embedding.
-
-    Its LM head may be anything: it can be called.
-    """
+    """Whether a model is a Qwen2 or Llama of plain layers, full attention and a fixed rotary embedding."""
     kind = _KINDS.get(type(model))
     devices = {*getattr(model, "hf_device_map", {}).values()}  # one, as of `device_map="cuda"`, is like any other
     if kind is None or len(devices) > 1 or not runs_its_class(model):
@@ -81,7 +78,6 @@ def is_leaf(module: Any) -> bool:
 
 
 def _is_known(kind: Kind, name: str, module: nn.Module) -> bool:
-    """Whether a decoder's part is what its name says; an activation may be of any class."""
     name = name.rpartition(".")[2]
     known = kind.get("layer" if name.isdigit() else name)
     return is_leaf(module) if name == "act_fn" else type(module) is known and runs_its_class(module)

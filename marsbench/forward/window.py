@@ -52,7 +52,6 @@ class Answer:
     head: HeadInUse | None = None  # behind the masks
 
     def states(self, entries: Tensor) -> Tensor:
-        """Hidden states [N, K, H] of the window's `entries` [N, K], which differ from row to row."""
         return at_entries(self.hidden, entries)
 
     def logits(self, entries: slice | Tensor) -> Tensor:
@@ -84,11 +83,7 @@ _Make = TypeVar("_Make", bound=Callable[..., Any])
 
 
 def kept(make: _Make) -> _Make:
-    """Have what a function makes of shapes, of which a window's width comes first, made once, but not in a graph.
-
-    The shapes of decoding steps recur (64 hold 4 MiB at most); a prompt's is seen once and may be as large as the
-    cache.
-    """
+    """Make once what a function gives for shapes, of which a window's width comes first, but not in a graph."""
     keeping = lru_cache(maxsize=64)(make)
     KEPT.append(keeping)
 
@@ -97,9 +92,6 @@ def kept(make: _Make) -> _Make:
         return (keeping if width <= WIDEST_KEPT and not makes_a_graph() else make)(width, *shape)
 
     return cast("_Make", made)
-
-
-# ---- who sees whom, as what attention adds to its scores ----
 
 
 def additive_mask(visible: Tensor, relative: Tensor, dtype: torch.dtype, *, copies: int = 1) -> Tensor:

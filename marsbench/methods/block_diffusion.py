@@ -16,10 +16,10 @@ from marsbench.forward.window import Answer, Window
 class BlockDiffusion(Method):
     """Blocks of B positions counted from the start of the sequence, attention bidirectional inside a block (BD3-LM).
 
-    A forward predicts every masked position of a row's current block, in place or, `shifted`, where the token before
-    it stands, and settles the most confident one, and with a threshold every other one that passes. A block that is
-    full is forwarded once more as clean tokens, in the same pass as the next block's first, and then stays in the
-    cache; `shifted`, its last token comes along again as long as it has something to predict.
+    A forward predicts every masked position of a row's current block, in place or, `shifted`, where the token before it
+    stands, and settles the most confident one, and with a threshold every other one that passes. A block that is full
+    is forwarded once more as clean tokens, together with the next block, and then stays in the cache; `shifted`, its
+    last token comes along again as long as it has something to predict.
     """
 
     name = "block-diffusion"
@@ -60,7 +60,6 @@ class BlockDiffusion(Method):
         )
 
     def _block_start(self, rows: Rows) -> Tensor:
-        """Where the block of each row's next token starts, [N]."""
         return rows.length // self.window * self.window
 
     def _open(self, rows: Rows, position: Tensor) -> Tensor:

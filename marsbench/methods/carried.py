@@ -1,7 +1,4 @@
-"""A method that computes all that it does, and then keeps as many of its guesses as were kept elsewhere.
-
-See `marsbench/racing/carried.py` for whose numbers these may be.
-"""
+"""A method that computes all that it does, and then keeps as many guesses as `marsbench/racing/carried.py` says."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -53,6 +50,5 @@ class CarriedOver(Method):
 def carried_over(method: Any, draws: Sequence[int], device: torch.device) -> CarriedOver:
     """A method that keeps so many guesses in step after step; `UserError` where it has none that can be counted."""
     if type(method) is not Mars and not (isinstance(method, MarsVerified) and method.groups is None):
-        fix = "take mars, or mars-verified with all groups"
-        raise UserError(f"acceptance cannot be carried over to {method.name!r}", fix=fix)
+        raise UserError(f"acceptance cannot be carried over to {method.name!r}", fix="take mars or mars-verified")
     return CarriedOver(method, torch.tensor(draws, device=device))

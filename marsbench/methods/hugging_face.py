@@ -1,7 +1,7 @@
 """What `transformers` itself offers, as reference points from outside our loop: `generate`, plain and assisted.
 
-Greedy means greedy: whatever a checkpoint's `generation_config` asks for (a repetition penalty, tokens never to be
-written, a kind of cache, ...) is left out, as our loop leaves it out. The models come out as they went in.
+Greedy means greedy: what a checkpoint's `generation_config` asks for (a repetition penalty, ...) is left out, as our
+loop leaves it out. The models come out as they went in.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,10 +34,7 @@ class HfGenerate(OutsideMethod):
 
 @dataclass(frozen=True)
 class HfAssisted(OutsideMethod):
-    """`model.generate(assistant_model=...)`: transformers' own speculative decoding, one sequence at a time.
-
-    The draft model drafts as many tokens in every round, however sure it is of them.
-    """
+    """`model.generate(assistant_model=...)`: transformers' own speculative decoding, as many drafts in every round."""
 
     name = "hf-assisted"
     one_row = True
@@ -48,7 +45,6 @@ class HfAssisted(OutsideMethod):
     def continue_batch(
         self, model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, meter: Meter | None = None
     ) -> list[tuple[list[int], list[int]]]:
-        """One request: its new tokens and how many came with each forward of the target."""
         rounds = _Forwards(meter)
         with generating_by(model), generating_by(  # in this order: a model may draft for itself
             self.draft, num_assistant_tokens=self.draft_length, num_assistant_tokens_schedule="constant",
@@ -62,10 +58,7 @@ class HfAssisted(OutsideMethod):
 
 @contextmanager
 def generating_by(model: Any, **settings: Any) -> Iterator[None]:
-    """Within a `with` block, `model` has these settings of generation and no others; afterwards its own again.
-
-    A configuration that is passed to `generate` is not enough: transformers fills what it leaves open from the model's.
-    """
+    """Within a `with` block, `model` has these settings: `generate` fills what it is not given from the model's."""
     own = model.generation_config
     model.generation_config = GenerationConfig(**settings)  # type: ignore[no-untyped-call]
     try:

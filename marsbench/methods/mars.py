@@ -37,7 +37,6 @@ class Mars(Method):
         return Most(pending=self.window, drafted=0, behind=self.window - 1)
 
     def propose(self, rows: Rows) -> Window:
-        """B - 1 masks, or none where every row accepts one token at a time."""
         masks = self.window - 1 if rows.extent.thresholded else 0
         return linear_window(rows, masks=masks, mask_id=self.mask_id)
 
@@ -53,9 +52,8 @@ class MarsBlockCache(Mars):
     """Blocks of `cache_block` positions (B_cache, section 4.5), counted from the end of the prompt.
 
     Every forward covers the row's current block, tokens accepted so far and masks for the rest, against the cached
-    blocks before it; so the window of masks is as wide as what is left of the block. The first forward of a block
-    carries the block before it too, which then stays in the cache; the authors spend a forward of its own on that, and
-    let rows that are done with a block wait for the others.
+    blocks before it. The first forward of a block carries the block before it too, which then stays in the cache; the
+    authors spend a forward of its own on that, and let rows that are done with a block wait for the others.
     """
 
     name = "mars-block-cache"
@@ -80,7 +78,6 @@ class MarsBlockCache(Mars):
         )
 
     def _block_end(self, rows: Rows) -> Tensor:
-        """Where the block of each row's next token ends, [N]."""
         return rows.start + ((rows.length - rows.start) // self.cache_block + 1) * self.cache_block
 
 
@@ -88,8 +85,8 @@ class MarsBlockCache(Mars):
 class MarsNoCache(Mars):
     """`mars` that recomputes the whole prefix in every forward: what the KV cache saves, and a check of it.
 
-    It appends B - 1 masks, as `mars` does, or `appended_masks` of them, whatever B is: the authors' sampler appends as
-    many as tokens may be generated. Masks behind the first B - 1 change nothing but the cost.
+    It appends B - 1 masks, as `mars` does, or `appended_masks`: the authors' sampler appends as many as tokens may be
+    generated. Masks behind the first B - 1 change nothing but the cost.
     """
 
     name = "mars-no-cache"

@@ -1,10 +1,9 @@
 """Lossless MARS decoding whose drafts come from two sources: the masks, and what followed the same n-gram before.
 
-A text that repeats itself tells what comes next at no cost, while masks cost a part of a forward pass wherever they
-stand. So a forward has one kind of chain. Where masks have guessed and are sure enough, their guesses are drafted, a
-long match goes on behind them, and masks stand there again. Elsewhere what is looked up is drafted alone, without
-masks: most such chains break somewhere, and masks behind the break would have been forwarded in vain. Where nothing is
-found either, masks begin anew.
+A forward has one kind of chain. Where masks have guessed and are sure enough, their guesses are drafted, a long match
+goes on behind them, and masks stand there again. Elsewhere what is looked up is drafted alone: most such chains break
+somewhere, and masks behind the break would have been forwarded in vain. Where there is no match either, masks begin
+anew.
 """
 
 from dataclasses import dataclass, field
@@ -20,8 +19,7 @@ from marsbench.forward.window import Answer, Window
 from marsbench.methods.mars_verified import MarsVerified
 from marsbench.methods.prompt_lookup import look_up
 
-# Probability below which a mask's guess gives way to what is looked up: chosen on two small models of the world, and
-# not checked on others.
+# Probability below which a mask's guess gives way to what is looked up: chosen on two small models of the world.
 UNLIKELY = 0.3
 
 
@@ -29,8 +27,8 @@ UNLIKELY = 0.3
 class MarsLookup(MarsVerified):
     """Drafts from masks as in `MarsVerified`, and `draft_length` tokens from the text so far as in `PromptLookup`.
 
-    A forward has the positions of `MarsVerified` in the same layout, and those of what is looked up; or of
-    `PromptLookup`, where nothing else is drafted. Groups of masks stand behind the masks' own guesses only.
+    A forward has the positions of both, or of `PromptLookup` where nothing else is drafted. Groups of masks stand
+    behind the masks' own guesses only.
     """
 
     name = "mars-lookup"
@@ -60,11 +58,8 @@ class MarsLookup(MarsVerified):
         return accepted
 
     def _note(self, rows: Rows, tokens: Tensor, length: Tensor, guesses: Tensor, count: Tensor, sure: Tensor) -> None:
-        """Note in `rows` what is drafted next, behind texts `tokens` [N, T] of a `length` [N], and whether masks stand
-        there.
-
-        Of the masks' `guesses` [N, K] there may be none; `count` [N] of them may be used, and the first is as likely
-        right as `sure` [N] says.
+        """Note what is drafted next: `count` [N] of the masks' `guesses` [N, K], right by `sure` [N], or what is looked
+        up.
         """
         drafts, drafted = look_up(tokens, length, self.draft_length, longest=self.ngram)
         alone = (drafted > 0) & ((count == 0) | (sure < UNLIKELY))

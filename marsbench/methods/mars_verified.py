@@ -1,8 +1,7 @@
 """Lossless MARS decoding: masks draft, the model's own AR logits verify, both in the same forward.
 
-The thresholded window commits what the masks say. Here what they say is only a draft, which the next forward verifies
-while it drafts again. Attention is causal and no token ever sees a mask, so the output is that of AR decoding,
-whatever the threshold, which only prunes drafts that are unlikely to be right.
+What masks say is only a draft, which the next forward verifies while it drafts again. Attention is causal and no token
+ever sees a mask, so the output is that of AR decoding, whatever the threshold, which only prunes unlikely drafts.
 """
 
 from dataclasses import dataclass, field
@@ -20,8 +19,7 @@ from marsbench.decoding.step import Method
 from marsbench.decoding.windows import drafts_of, group_entries, grouped_window, last, linear_window
 from marsbench.forward.window import Answer, Window, at_entries
 
-# Logits that may be computed in vain, of groups of masks that turn out to stand in the wrong place, to read the LM
-# head's weights once in a forward and not twice: with few entries, reading them is what it costs.
+# Logits, of groups of masks in the wrong place, that may be computed in vain to read the LM head's weights only once.
 _SPARE = 16
 
 
@@ -38,12 +36,10 @@ class MarsVerified(Method):
 
     With n drafts and W = `window`, a row's forward has these positions:
 
-    - `groups`: the last token, n drafts, and W - 1 masks after each of them: (n + 1) W. Wherever the drafts turn out
-      to be wrong, a group of masks stands there that has seen only right ones.
-      Of these groups the `groups` likeliest stand there, by the drafts' confidences; where the drafts end elsewhere,
-      the next forward goes without drafts.
-    - `linear`: the last token, n drafts, and W - 1 masks after the last draft: n + W. Where a draft is wrong, the
-      masks have seen it, so the next forward goes without drafts: it pays to prune them by a threshold.
+    - `groups`: the last token, n drafts, and W - 1 masks after each of them: (n + 1) W. Wherever drafts turn out wrong,
+      a group of masks has seen only right ones. If only some groups stand there, the next forward may lack drafts.
+    - `linear`: the last token, n drafts, and W - 1 masks after the last draft: n + W. Where a draft is wrong, the masks
+      have seen it, so the next forward goes without drafts: it pays to prune them by a threshold.
     """
 
     name = "mars-verified"
@@ -84,8 +80,8 @@ class MarsVerified(Method):
     def read(self, rows: Rows, answer: Answer) -> Reading:
         """What the answer to a window of `propose` says, wherever its drafts came from.
 
-        Masks are read where they have seen the right drafts and no wrong one; where none have, the next forward goes
-        without their drafts.
+        Masks are read where they have seen the right drafts and no wrong one; elsewhere the next forward goes without
+        drafts.
         """
         masks, first, count = self._masks(rows), last(rows), drafts_of(rows).shape[1] + 1
         in_line = self.layout == "linear"
@@ -122,11 +118,9 @@ class MarsVerified(Method):
 class Uno(MarsVerified):
     """Two forwards a cycle over the same masks (arXiv 2609.04010): the first drafts, the second verifies.
 
-    No mask ever stands behind a draft, so each forward is narrow, and there are twice as many: a cycle settles at most
-    `window` + 1 tokens by two forwards of `window` positions each.
-
-    The first has the last token, whose answer, the model's own, counts at once, and W - 1 masks behind it. The second
-    has that answer and what the masks have guessed, all of it verified. Rows of a batch may be at different halves.
+    The first has the last token, whose answer, the model's own, counts at once, and W - 1 masks behind it; the second
+    has that answer and what the masks have guessed. So each is narrow, no mask stands behind a draft, and a cycle
+    settles at most `window` + 1 tokens. Rows of a batch may be at different halves.
     """
 
     name = "uno"
@@ -142,12 +136,7 @@ class Uno(MarsVerified):
 
 
 def _likeliest(sure: Tensor, drafted: Tensor, most: int) -> Tensor:
-    """The groups of masks, at most so many, that stand where the drafts likeliest end: bits, [N].
-
-    Args:
-        sure: fp32 [N, D], how likely each draft is right if those before it are.
-        drafted: integer [N], how many of them there are; all may be right.
-    """
+    """The groups where drafts likeliest end, as bits [N], by how likely each draft is right, `sure` fp32 [N, D]."""
     is_draft = torch.arange(sure.shape[1], device=sure.device) < drafted.unsqueeze(1)
     right = F.pad(sure * is_draft, (0, 1))
     ends = F.pad(right.cumprod(1)[:, :-1], (1, 0), value=1.0) * (1 - right)

@@ -19,10 +19,7 @@ Path = tuple[int, ...]  # the rank of each token on the way among its head's gue
 
 
 def tree_paths(heads: int, width: int) -> list[Path]:
-    """The nodes of a tree of guesses: all paths whose ranks (from 1) multiply to at most `width`.
-
-    The path of all first guesses comes first, then by depth; width 1 is a chain.
-    """
+    """All paths whose ranks (from 1) multiply to at most `width`: first guesses first, then by depth."""
     level: list[Path] = [()]
     paths: list[Path] = []
     for _ in range(heads):
@@ -98,9 +95,10 @@ class Medusa(Method):
         return tree(self.nodes, rows.tokens.device)
 
     def _right_path(self, rows: Rows, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Follow the guesses that are what the model says: the entries on the way [N, heads + 1] (0 is the last
-        committed token), how many steps of it are right [N], and how many of those lie on the chain of first guesses,
-        whose entries stand together [N].
+        """Follow the guesses that are what the model says.
+
+        The entries on the way [N, heads + 1] (0 is the last committed token), how many steps of it are right [N], and
+        how many of those lie on the chain of first guesses, whose entries stand together [N].
         """
         nodes = rows.extent.drafted
         parent = self._tree(rows)[2][:nodes]

@@ -1,9 +1,8 @@
 """Rows that decode each in its own way, in one forward: AR, the thresholded window, or verified drafts.
 
-All three are the same line: the committed tokens that are not cached yet, drafts, and masks behind them. AR has
-neither drafts nor masks, MARS has masks whose answers count where they pass, verified MARS has masks whose answers are
-the drafts that the next forward checks. So rows of all three share one forward, and a row's window may change at every
-step.
+All three are the same line: the committed tokens that are not cached yet, drafts, and masks behind them. AR has neither
+drafts nor masks, MARS has masks whose answers count where they pass, verified MARS has masks whose answers are the next
+drafts. So they share one forward, and a row's window may change at every step.
 """
 
 from dataclasses import dataclass
@@ -21,10 +20,7 @@ from marsbench.forward.window import Answer, Window
 
 @dataclass(frozen=True)
 class Mixed(Method):
-    """What `ar`, `mars` and `mars-verified` in its linear layout do, as each row's request says.
-
-    A row of window 1 is `ar`, whatever its threshold; a wider one is `mars`, or `mars-verified` where it is `verified`.
-    """
+    """What each row's request says: `ar` at window 1, else `mars`, or linear `mars-verified` where it is `verified`."""
 
     name = "mixed"
 

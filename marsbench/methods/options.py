@@ -38,8 +38,7 @@ class Option:
                 raise UserError(f"{words} {value!r} is no number", fix=f"give one, as in {name}=0.95")
             number = cast("float", value)
             if self.least is not None and self.most is not None and not self.least <= number <= self.most:
-                fix = f"give a value from {self.least:g} to {self.most:g}"
-                raise UserError(f"{words} {value} is out of range", fix=fix)
+                raise UserError(f"{words} {value} is out of range", fix=f"give {self.least:g} to {self.most:g}")
 
 
 def option(help: str, default: Any = None, **more: Any) -> Any:
@@ -47,7 +46,6 @@ def option(help: str, default: Any = None, **more: Any) -> Any:
 
 
 def options_of(of: type) -> dict[str, Option]:
-    """The fields of a dataclass that are options, by name."""
     hints, given = get_type_hints(of), {each.name: each.metadata.get("option") for each in fields(of)}
     return {
         name: known if known.kind else replace(known, **_kind(hints[name])) for name, known in given.items() if known

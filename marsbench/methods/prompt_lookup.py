@@ -15,10 +15,7 @@ from marsbench.forward.window import Answer, Window
 
 @dataclass(frozen=True)
 class PromptLookup(Method):
-    """Drafts `draft_length` tokens: those behind the latest earlier place where the row's last n tokens stand.
-
-    The longest n that is found anywhere counts, from `ngram` down to 1.
-    """
+    """Drafts what followed the latest earlier place of the row's last n tokens, for the longest n from `ngram` to 1."""
 
     name = "prompt-lookup"
 
@@ -46,10 +43,10 @@ class PromptLookup(Method):
 
 
 def look_up(tokens: Tensor, length: Tensor, most: int, *, longest: int, shortest: int = 1) -> tuple[Tensor, Tensor]:
-    """What followed the latest earlier place where the last n tokens of a text stand, for the longest n found anywhere.
+    """What followed the latest earlier place where the last n tokens of a text stand, for the longest n that is there.
 
     Texts are `tokens` [N, T] of a `length` [N]; n goes from `longest` down to `shortest`. Given are tokens [N, most],
-    and how many of them were found, [N].
+    and how many of them count, [N].
     """
     size, last = tokens.shape[1], length.unsqueeze(1) - 1
     place, offset = (torch.arange(count, device=tokens.device) for count in (size, max(longest, most)))

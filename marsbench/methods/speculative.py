@@ -25,10 +25,7 @@ from marsbench.methods.mars import Mars
 
 @dataclass(frozen=True)
 class Speculative(Method):
-    """A draft model continues every row by up to `draft_length` tokens, by a method of its own; these are verified.
-
-    Drafting by "ar" is steady: every forward of the draft model adds one token, so how many it takes is known before.
-    """
+    """A draft model continues every row by up to `draft_length` tokens, by a method of its own; these are verified."""
 
     name = "speculative"
 
@@ -67,8 +64,8 @@ class Speculative(Method):
     def note_drafts(self, rows: Rows) -> None:
         """Note the drafts in `rows`; the draft model's cache goes along with them.
 
-        Every row gets all the drafts that it has room for, so their number is known without a look at the device. A
-        draft of one token per forward needs none in between either; one by a threshold is measured after each.
+        Every row gets all the drafts that it has room for. By `ar`, every forward of the draft model adds one token, so
+        nothing is read from the device in between; drafting by a threshold is measured after each.
         """
         most, least = (min(room - 1, self.draft_length) for room in rows.extent.room)
         lane = self._lane(rows, drafts=most)
@@ -93,7 +90,6 @@ class Speculative(Method):
         rows.extent = rows.extent._replace(drafted=most, even=rows.extent.level and most == least)
 
     def _lane(self, rows: Rows, drafts: int) -> Rows:
-        """A copy of the rows that the draft model continues by up to so many tokens; it has its own cache."""
         bar, known = self.drafting.bar(self.draft_threshold if self.draft_method == "mars" else None), rows.extent
         extent = known._replace(
             pending=known.draft_pending, drafted=0, even=known.draft_level, thresholded=isfinite(bar)
@@ -107,10 +103,7 @@ class Speculative(Method):
 
 @dataclass(frozen=True)
 class MarsSpeculative(Speculative):
-    """The right drafts, the model's own token after them, and what the masks behind it are sure of.
-
-    The extension is not verified: it obeys the threshold. Without a threshold there is none.
-    """
+    """The right drafts, the model's token after them, and masks behind it that pass the threshold, unverified."""
 
     name = "mars-speculative"
 

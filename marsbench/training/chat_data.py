@@ -1,8 +1,7 @@
 """Chat data of the real scales: conversations from a JSON Lines file or the hub, as token ids with labels.
 
 A row has a column `messages`, a list of {"role", "content"}. Every assistant turn is learned, with the token that ends
-it; everything else is only read. In a local file every line must be right. A hub data set is not the user's to mend, so
-its rows that hold anything but text turns are left out and counted.
+it. In a local file every line must be right; rows of a hub data set that are not are left out and counted.
 """
 
 import hashlib
@@ -44,18 +43,13 @@ class ChatData:
 
 
 def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> ChatData:
-    """Read and tokenise conversations, each cut on the right at `max_length` tokens.
-
-    `UserError` for a line of a local file that is no conversation, with its number; a data set that cannot be fetched
-    or lacks the column `messages`; or nothing left to learn.
-    """
+    """Read and tokenise conversations, cut at `max_length` tokens; `UserError` for what is none, or none to learn."""
     from datasets.config import HF_DATASETS_CACHE
 
     local = source.endswith((".jsonl", ".json")) or Path(source).is_file()
     table = _from_file(Path(source)) if local else _from_hub(source)
 
     def encoded(batch: dict[str, list[Any]], indices: Iterable[int]) -> dict[str, list[Any]]:
-        """A batch of rows as columns of token ids, labels and their counts; rows that teach nothing are left out."""
         conversations = []
         for index, turns in zip(indices, batch["messages"], strict=True):
             what, where = "this is no conversation to learn", f"{source}, line {index + 1}"
@@ -87,8 +81,7 @@ def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: 
             num_proc=None if local else os.cpu_count(), cache_file_name=str(kept), new_fingerprint=key,
         )  # fmt: skip
     if not len(rows):
-        fix = "check the roles, or the max length"
-        raise UserError("no conversation has an assistant's turn to learn", where=source, fix=fix)
+        raise UserError("no conversation has an assistant's turn to learn", where=source, fix="check the roles")
     return ChatData(rows, list(rows["length"]), list(rows["labelled"]), len(table) - len(rows))
 
 
@@ -119,10 +112,7 @@ def _from_hub(name: str) -> Any:
 
 
 def text_turns(turns: Any) -> list[Message]:
-    """The turns of a conversation, with role and content alone.
-
-    `ValueError` for a turn of no known role, without text, with something beside its text, or an empty answer.
-    """
+    """The turns with role and content alone; `ValueError` for other roles, no text, or more than text."""
     if not isinstance(turns, list) or not turns:
         raise ValueError("not a list of turns")
     for number, turn in enumerate(turns, 1):

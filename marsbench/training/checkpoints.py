@@ -13,16 +13,10 @@ from typing import Any, cast
 import torch
 from huggingface_hub import snapshot_download
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    Qwen2Config,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.qwen2 import Qwen2Config
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from marsbench import hub
 from marsbench.errors import UserError, told_to_user
@@ -105,8 +99,8 @@ def load(
     """Load a checkpoint folder (or a hub name, or a model of `fetching`); never runs code that comes with a checkpoint.
 
     An adapter's folder is loaded with the model that it was trained on, where that still lies where it did. `stage` is
-    what a checkpoint counts as that does not say which stage has trained it; `adapter` the folder of a gated one that
-    is to act on it. `UserError` where the folder is missing, incomplete or cut short, or the adapter is not for it.
+    what a checkpoint counts as that does not say its own; `adapter` the folder of a gated one that is to act on it.
+    `UserError` where the folder is missing, incomplete or cut short, or the adapter is not for it.
     """
     path = SHIPPED.get(str(path), path)
     if is_adapter(Path(path)):
@@ -142,11 +136,7 @@ def load(
 
 
 def with_adapter(loaded: Loaded, adapter: str | Path) -> Loaded:
-    """A checkpoint with the adapter in a folder on it; its tokenizer knows the mask.
-
-    Nothing is written to the checkpoint's model, and nothing of it copied: several adapters may share it. `UserError`
-    where the folder holds no gated adapter, or none for this checkpoint, or a damaged one.
-    """
+    """A checkpoint with a gated adapter on it, and its tokenizer; `UserError` where it is none, or not for this one."""
     folder, (alone, active) = Path(adapter), parted(loaded.model)
     if active is not None:
         raise UserError("there is an adapter on this checkpoint already", fix="give the one that it was put on")
@@ -181,11 +171,7 @@ def _fetched(name: str) -> Path:
 
 
 def _config(folder: Path) -> tuple[PreTrainedConfig, bool]:
-    """A checkpoint's configuration, and whether it was read as Qwen2's although it calls itself something else.
-
-    The released MARS checkpoints may name an architecture of their own and bring its code along. The model is Qwen2:
-    training with masks changes nothing about it.
-    """
+    """A checkpoint's configuration, and whether it was read as Qwen2's although it calls itself something else."""
     described = read_json(folder / "config.json", dict[str, Any], mend="copy or train the checkpoint again")
     if described.get("model_type") in CONFIG_MAPPING or not described.keys() >= _QWEN2_FIELDS:
         return AutoConfig.from_pretrained(folder), False
@@ -194,18 +180,14 @@ def _config(folder: Path) -> tuple[PreTrainedConfig, bool]:
 
 
 def _check_folder(folder: Path, needs_tokenizer: bool) -> None:
-    """Refuse a folder in which a model cannot be, with a clearer word than the loader's."""
     if not folder.is_dir():
-        fix = "check the path, or train it: marsbench train"
-        raise UserError("there is no such checkpoint", where=str(folder), fix=fix)
+        raise UserError("there is no such checkpoint", where=str(folder), fix="check the path, or train it")
     for name in ("config.json", *(["tokenizer.json"] if needs_tokenizer else []), "*.safetensors"):
         if not any(file.is_file() for file in folder.glob(name)):
-            called = "weights" if name.startswith("*") else name
-            raise UserError(f"the checkpoint has no {called}", where=str(folder), fix="copy or train it again")
+            raise UserError(f"the checkpoint has no {name}", where=str(folder), fix="copy or train it again")
 
 
 def checked_base(folder: str) -> Path:
-    """A shipped base's folder, once its weights are found to be those of its record; `UserError` otherwise."""
     place, fix = Path(folder), "install marsbench again, or train everything with --from-scratch"
     record = finished(place, mend=fix)
     if record is None or record.weights != weights_hash(place):
@@ -215,10 +197,7 @@ def checked_base(folder: str) -> Path:
 
 
 def ship(trained: Path, target: Path) -> None:
-    """Write a trained checkpoint's shipped form into a folder: bf16, what loads it, and its record.
-
-    An adapter takes its tokenizer along where its model's own knows no mask.
-    """
+    """Write a checkpoint's shipped form: bf16, its record, and an adapter's tokenizer if its model knows no mask."""
     record = finished(trained)
     if record is None:
         raise UserError("this is no finished checkpoint", where=str(trained), fix="give what marsbench train printed")

@@ -39,10 +39,9 @@ def taught(
 ) -> list[TrainingSequence]:
     """The first sequences of what the world teaches, each with an EOS behind it.
 
-    Of conversations, question and answer in the chat template, only the answer and its EOS are labelled; of plain text,
-    every token is, and of solved text all but problems. An instruct base learns from solved text and conversations in
-    turn, none that fine-tuning will meet: problems are drawn at random, and a model that is to foresee them learns to
-    copy from them much later (see the trials on the page of the regime).
+    Of conversations only the answer and its EOS are labelled; of plain text every token is, of solved text all but
+    problems. An instruct base learns from solved text and conversations in turn, none that fine-tuning will meet:
+    problems are drawn at random, and a model that is to foresee them learns to copy from them much later.
     """
 
     def chats(seed: int) -> Iterator[tuple[str, str]]:
@@ -77,7 +76,6 @@ def with_labels(
 
 
 def lengths(sequences: Sequence[TrainingSequence]) -> tuple[list[int], list[int]]:
-    """Tokens of each sequence, and how many of them are labelled."""
     labelled = [sum(label != IGNORED for label in sequence["labels"]) for sequence in sequences]
     return [len(sequence["input_ids"]) for sequence in sequences], labelled
 
@@ -91,13 +89,7 @@ def shuffled_passes(size: int, count: int, seed: int) -> list[int]:
 
 
 def in_batches(drawn: Sequence[int], sizes: Sequence[int], batch_size: int, *, seed: int) -> list[int]:
-    """The order to train in: every run of `batch_size` indices is a batch of sequences of similar sizes.
-
-    `drawn` and the order are indices of sequences, as often as they come.
-
-    Returns:
-        `drawn` in another order: sorted by size within stretches of fifty batches, each stretch's batches shuffled.
-    """
+    """`drawn`, sorted by size within stretches of fifty batches, whose batches are shuffled."""
     rng, stretch, order = random.Random(seed), 50 * batch_size, list[int]()
     for first in range(0, len(drawn), stretch):
         chosen = list(drawn[first : first + stretch])
@@ -110,12 +102,10 @@ def in_batches(drawn: Sequence[int], sizes: Sequence[int], batch_size: int, *, s
 
 
 def timestep_weights(count: int, seed: int) -> list[float]:
-    """1/t for each of `count` sequences in training order, t uniform between 0.001 and 1.
+    """1/t for each of `count` sequences in training order, t uniform between 0.001 (dLLM's default) and 1.
 
-    The released "w/o SFT loss" trainer draws such a diffusion timestep per sequence, masks all of the response
-    whatever t is, and still weighs the loss by 1/t: the mean weight is 6.9, and one sequence in ten weighs more than
-    9.9. The least t is the default of the library that it is built on (dLLM). Drawn here, ahead of training, the
-    weights are the same after a resumption and for any number of processes.
+    The released "w/o SFT loss" trainer draws such a diffusion timestep, masks all of the response whatever it is, and
+    still weighs the loss by 1/t: by 6.9 in the mean. Drawn ahead of training, the weights survive a resumption.
     """
     rng = random.Random(f"timesteps {seed}")
     return [1 / (_LEAST_TIMESTEP + (1 - _LEAST_TIMESTEP) * rng.random()) for _ in range(count)]
@@ -123,8 +113,6 @@ def timestep_weights(count: int, seed: int) -> list[float]:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Sequences in the order to train in, as `Trainer` reads them: by position."""
-
     sequences: Sequence[TrainingSequence]
     order: Sequence[int]
     tokens: int  # of all sequences as often as they come, padding and noisy copies not counted
@@ -140,11 +128,7 @@ class TrainingData:
 
 @dataclass(frozen=True)
 class Collator:
-    """Pads a batch on the right.
-
-    With a block size, every sequence is first filled up to a multiple of it with labelled EOS, as the authors do: the
-    model learns to repeat EOS, and what follows the first EOS is never counted when decoding.
-    """
+    """Pads a batch on the right; with a block size, sequences first get labelled EOS up to a multiple of it."""
 
     pad_id: int
     eos_id: int

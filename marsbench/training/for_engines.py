@@ -22,10 +22,7 @@ Engine = Literal["pard", "uno"]
 
 
 def export(checkpoint: str, to: Engine, out: Path) -> str:
-    """Write a checkpoint's folder for another engine; returns the command that serves it there.
-
-    `UserError` where there is no such folder, it is of the other kind or knows no masks, or `out` is there already.
-    """
+    """Write a checkpoint for another engine; the command that serves it there. `UserError` for one of another kind."""
     folder = Path(SHIPPED.get(checkpoint, checkpoint))
     if not folder.is_dir():
         raise UserError("there is no such checkpoint", where=checkpoint, fix="give the folder of one")
@@ -64,10 +61,7 @@ def _write_draft(loaded: Loaded, folder: Path, out: Path) -> tuple[str, dict[str
 
 
 def _write_adapter(loaded: Loaded, folder: Path, out: Path) -> tuple[str, dict[str, Any], str]:
-    """An adapter as peft has it, without its head; the mask's vector becomes a map on the embedding.
-
-    Rows to be drafted hold ids of a range from `uno_noise_low` up to `uno_mask_token_id`: the mask's id alone.
-    """
+    """An adapter as peft has it, without its head; the mask's vector becomes a map on the embedding of its id."""
     model, adapter = parted(loaded.model)
     mask = loaded.mask_id
     assert adapter is not None and mask is not None, "that has been looked at"

@@ -29,10 +29,7 @@ class Learner:
         self._blocks: dict[str, Any] = {"block_size": recipe.block_size, "mask_token_id": tokenizer.mask_token_id}
 
     def loss(self, trained: nn.Module, **batch: Any) -> Tensor:
-        """The loss of a batch: `input_ids`, `labels`, and `weight` where the data has it.
-
-        `trained` is what this learner trains, or a distributed wrapper around it.
-        """
+        """The loss of a batch: `input_ids`, `labels`, and `weight` where the data has it; `trained` may be wrapped."""
         return ar_loss(trained, **batch)
 
     def in_bf16(self) -> None:
@@ -46,8 +43,6 @@ class Learner:
 
 
 class _Mars(Learner):
-    """The model, and a draft head behind its masks, where one is wanted: a part of the model as long as it trains."""
-
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
         super().__init__(recipe, tokenizer, model)
         self._of_head = HeadToTrain(model, recipe.head)
@@ -110,10 +105,5 @@ class _Gated(Learner):
         write_adapter(self._adapter.adapter, self.model, folder, base)
 
 
-LEARNERS: dict[Objective, type[Learner]] = {
-    "ar": Learner,
-    "mars": _Mars,
-    "block_diffusion": _BlockDiffusion,
-    "medusa": _Medusa,
-    "gated": _Gated,
-}
+LEARNERS: dict[Objective, type[Learner]] = {"ar": Learner, "mars": _Mars, "block_diffusion": _BlockDiffusion}
+LEARNERS |= {"medusa": _Medusa, "gated": _Gated}

@@ -49,11 +49,7 @@ class MedusaHeads(nn.Module):
 
 
 def medusa_loss(heads: nn.Module, input_ids: Tensor, labels: Tensor, *, backbone: PreTrainedModel) -> Tensor:
-    """Cross-entropy of every head at every labelled token it can guess, head k weighted by 0.8^k.
-
-    `heads` are `MedusaHeads` (or a distributed wrapper around some) above a frozen `backbone`; batches are as in
-    `objectives`. A scalar tensor.
-    """
+    """Cross-entropy of every head above a frozen `backbone` at every label that it can guess, head k times 0.8^k."""
     with torch.no_grad():
         decoder: nn.Module = backbone.get_decoder()  # type: ignore[no-untyped-call]
         hidden = decoder(input_ids=input_ids, use_cache=False).last_hidden_state

@@ -1,9 +1,8 @@
 """Memory in training: how many sequences of a batch go through the model at once, by the memory at hand.
 
-A batch is cut into pieces of neighbouring rows, each no wider than its longest. The losses are means over rows, so a
-piece counts by its share of them: loss and gradient are the whole batch's, up to rounding. How much fits is measured,
-not guessed: a forward pass shows how many bytes each token keeps for the backward pass. Freed memory is kept in the
-process.
+A batch is cut into pieces of neighbouring rows. The losses are means over rows, so a piece counts by its share of them:
+loss and gradient are the whole batch's, up to rounding. How much fits is measured: a forward pass shows how many bytes
+each token keeps for the backward pass.
 """
 
 import ctypes
@@ -19,8 +18,7 @@ from torch import Tensor, nn
 from marsbench.training.objectives import IGNORED, most_logits
 from marsbench.training.stages import Recipe
 
-# Of the memory that is left, what is given to what the forward pass keeps; the rest is for gradients on their way
-# back, and for gaps between tensors of many sizes.
+# Of the memory that is left, for what the forward pass keeps; gradients on their way back and gaps take the rest.
 _SHARE = 0.6
 _FULL = 0.6  # of the limit: a process that holds more after a step gives back what it keeps of freed memory
 _BYTES_PER_LOGIT = 4 * 4  # of a chunk: logits in fp32, their softmax, and the gradients of both
@@ -30,10 +28,7 @@ Batch = dict[str, Tensor]
 
 
 class Fitting:
-    """How many entries of a batch go at once: measured at the first step, and kept when the training is resumed.
-
-    So an interrupted training rounds as one that is not.
-    """
+    """How many entries of a batch go at once: measured at the first step, and kept when the training is resumed."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         assert recipe.pretrained is not None, "the world's batches are not cut"
@@ -51,10 +46,7 @@ class Fitting:
         return pieces(batch, self.most, noisy=self.noisy)
 
     def room(self, loss: Callable[..., Tensor], weights: Sequence[nn.Parameter]) -> int:
-        """How many entries have room at once.
-
-        `loss` is called with small batches: no gradient is taken, nothing drawn.
-        """
+        """How many entries have room at once; `loss` is called with small batches, nothing is drawn."""
         free, device = at_hand(self.device), self.device
         assert free is not None, "batches are cut where it is known"
         room = free if self.limit is None else min(free, self.limit - resident(device))
@@ -74,7 +66,6 @@ class Fitting:
         return max(1, int(_SHARE * room / per_entry))
 
     def make_room(self) -> None:
-        """After a step: give freed memory back where the process has come near its limit."""
         if self.limit is not None and resident(self.device) > _FULL * self.limit:
             give_back_freed_memory()
 
@@ -90,11 +81,7 @@ def row_sizes(labels: Tensor, *, noisy: bool) -> Tensor:
 
 
 def pieces(batch: Batch, most: int, *, noisy: bool) -> list[Batch]:
-    """A batch in pieces of at most `most` entries, in its order; a row that has more is a piece of its own.
-
-    Labels are cut behind the last one of each piece: nothing that follows can be seen from there. What a loss draws at
-    random row by row is drawn as for the whole batch.
-    """
+    """A batch in pieces of `most` entries or of one row, in order, each cut behind its last label."""
     sizes, cut, first = row_sizes(batch["labels"], noisy=noisy).tolist(), list[Batch](), 0
     for end in range(1, len(sizes) + 1):
         if end == len(sizes) or max(sizes[first : end + 1]) * (end + 1 - first) > most:
@@ -105,19 +92,13 @@ def pieces(batch: Batch, most: int, *, noisy: bool) -> list[Batch]:
     return cut
 
 
-# ---- what is free, what is held --------------------------------------------------------------------------------------
-
 # glibc's names and numbers (malloc.h): when to give memory back, how much to ask for, what to map by itself.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc's allocator to reuse freed memory; does nothing with other allocators.
-
-    A training step frees and allocates some hundred tensors of megabytes. By default each of them is new memory from
-    the system, a page fault for every 4 KiB.
-    """
+    """Tell glibc to reuse freed memory: a step takes hundreds of tensors, each with a page fault for every 4 KiB."""
     libc = _glibc()
     if libc is not None:
         libc.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
@@ -126,10 +107,7 @@ def keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """Give what is kept of freed memory back to the system, wherever whole pages of it lie.
-
-    Tensors of many sizes leave gaps that the next ones do not fit in, so what is kept grows from step to step.
-    """
+    """Give back whole pages of what is kept: tensors of many sizes leave gaps that the next ones do not fit in."""
     libc = _glibc()
     if libc is not None:
         libc.malloc_trim(0)

@@ -3,8 +3,8 @@
 All of them, and those of heads and adapters elsewhere, share one convention. The model is a causal language model of
 transformers, or a distributed wrapper around one. `input_ids`, integer [N, L], are padded on the right; `labels`,
 integer [N, L], are -100 on prompt and padding, and the tokens themselves on the response. The loss is the mean over a
-sequence's labelled tokens, then the mean over the batch (the authors' normalisation), a scalar tensor. Logits are taken
-only where there is a label.
+sequence's labelled tokens, then over the batch (the authors' normalisation), a scalar tensor. Logits are taken only
+where there is a label.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,6 @@ class MarsLoss:
 
 
 def ar_loss(model: nn.Module, input_ids: Tensor, labels: Tensor) -> Tensor:
-    """Next-token cross-entropy over the labelled tokens."""
     row, column = _labelled(labels)
     nll = nll_at(model, row, column - 1, labels[row, column], input_ids=input_ids)
     return mean_over_rows(nll, row, len(labels))
@@ -60,25 +59,19 @@ def mars_loss(
 ) -> MarsLoss:  # fmt: skip
     """The MARS objective (paper section 3, equations 4 to 7), with the noisy stream cut down to what it needs.
 
-    Both terms use right-shifted logits: the logits at position t predict token t + 1, in the noisy stream as in the
-    clean one. Where the noisy copy of a token would equal the clean one (the prompt, up to the first mask of the block
-    that straddles prompt and response), the clean token serves both terms. Value and gradient equal those of the full
-    2L layout.
+    Both terms use right-shifted logits: those at position t predict token t + 1, in the noisy stream as in the clean
+    one. Where the noisy copy of a token would equal the clean one (the prompt, up to the first mask of the block that
+    straddles prompt and response), the clean token serves both terms. Value and gradient equal those of the full 2L
+    layout.
 
     The released code shifts across block borders, so that the last mask of a block predicts the first token of the
     next. In the paper's equations 4 and 6, that token is predicted from the clean tokens before it, so that 1/B of the
-    mask term is AR's own. Decoding is the same for both: the first candidate comes from the last clean token, the
-    others from B - 1 masks.
+    mask term is AR's own. Decoding is the same for both.
 
-    Args:
-        model, input_ids, labels: as the module says.
-        block_size: B, in tokens.
-        mask_token_id: the id that stands in for response tokens in the noisy stream.
-        ar_weight: weight of the clean stream's AR term; 0 is the paper's "w/o SFT loss", cleanly ablated.
-        alignment: what predicts the first token of a block: see above.
-        blocks_from: where blocks are counted from: the sequence's first token, or the first of each response.
-        weight: fp32 [N], by how much each sequence counts; None = all the same.
-        head: a draft head behind the masks, which learns with them.
+    `block_size` is B in tokens, `mask_token_id` what stands in for response tokens in the noisy stream, `ar_weight` the
+    weight of the AR term (0 is the paper's "w/o SFT loss", cleanly ablated), `alignment` what predicts the first token
+    of a block, `blocks_from` where blocks are counted from, `weight` fp32 [N] how much each sequence counts, and `head`
+    a draft head behind the masks, which learns with them.
     """
     response = labels != IGNORED
     # The last labelled token is only ever predicted: neither it nor anything after it need enter the model.
@@ -116,10 +109,9 @@ def block_diffusion_loss(
 ) -> Tensor:
     """The block-diffusion baseline's objective (BD3-LM, linear schedule, bidirectional blocks).
 
-    Every sequence draws t ~ U(0.05, 1) from torch's generator, masks each response token with probability t, and weighs
-    the cross-entropy of the masked tokens by 1/t. Each masked token is predicted from its own position, or `shifted`
-    from the one before it: in the noisy stream, and for the first token of a block in the clean one. The rest is as for
-    `mars_loss`.
+    Every sequence draws t ~ U(0.05, 1), masks each response token with probability t, and weighs the cross-entropy of
+    the masked tokens by 1/t. Each is predicted from its own position, or `shifted` from the one before it: in the noisy
+    stream, and for the first token of a block in the clean one. The rest is as for `mars_loss`.
     """
     response = labels != IGNORED
     noise_level = torch.empty(len(labels), 1, device=labels.device).uniform_(0.05, 1.0)
@@ -147,8 +139,8 @@ def _streams(
     """Both streams in one row: the clean tokens that enter the model, then the noisy copies of those that need one.
 
     All tensors are [N, L]: tokens of both streams, which of them matter to the loss at all (`enters`), which of these
-    need a noisy copy, and their blocks. Returns keyword arguments of a transformers model, S entries a row; and integer
-    [N, L], where a clean token stands in its row, and where its noisy copy does, if it has one.
+    need a noisy copy, and their blocks. Returns a model's keyword arguments, S entries a row; and integer [N, L], where
+    a clean token stands in its row, and where its noisy copy does, if it has one.
     """
     length = clean.shape[1]
     wanted = torch.cat([enters, enters & copied], dim=1)
@@ -171,7 +163,6 @@ def _streams(
 
 
 def _up_to_last(marked: Tensor) -> Tensor:
-    """bool [N, L]: everything up to and with the last marked token of a row."""
     return marked.int().flip(1).cummax(1).values.flip(1).bool()
 
 
@@ -182,10 +173,7 @@ def _labelled(labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def by_head(head: DraftHead | None, model: Any, before: Tensor, at_mask: Tensor | None = None) -> dict[str, Any]:
-    """What a draft head does to entries, each behind its token of `before` [n], as `nll_at` takes it.
-
-    It acts on masks, bool `at_mask` [n]; None = all are. A part of them, drawn each time, goes without it.
-    """
+    """What `nll_at` is told of a draft head behind tokens `before` [n]; it acts on a drawn part of `at_mask` [n]."""
     if head is None:
         return {}
     heeds = (torch.rand(len(before), 1) >= ALONE).to(before.device)
@@ -206,7 +194,7 @@ def nll_at(
 
     A hook in front of the LM head picks the entries, so that the call goes through the model's own `forward` and
     distributed wrappers keep synchronising gradients. Where the logits would fill the memory, the head itself makes
-    them a chunk at a time, and once more on the way back: inside `forward`, where wrappers hold its weights whole.
+    them a chunk at a time, and once more on the way back.
 
     `row` and `column`, integer [n], are the entries' places in the inputs. Of a draft head, `change` is what it makes
     of their states [n, H] before the LM head reads them, and `more`, [n, r] and [V, r], has a product for the logits.

@@ -1,7 +1,7 @@
 """What a finished checkpoint says about itself.
 
-It is a folder that plain `AutoModelForCausalLM` and `AutoTokenizer` load, with one more file, `marsbench.json`: its
-recipe, provenance, the hash of its weights and what its training cost. It appears whole or not at all.
+It is a folder that plain transformers loads, with one more file, `marsbench.json`: its recipe, provenance, the hash of
+its weights and what its training cost. It appears whole or not at all.
 """
 
 import hashlib
@@ -56,7 +56,6 @@ def in_json(record: TrainingRecord) -> bytes:
 
 
 def weights_with_adapter(weights: str, adapter: str) -> str:
-    """SHA-256 that stands for a model with an adapter, from those of both."""
     return hashlib.sha256(f"{weights} {adapter}".encode()).hexdigest()
 
 

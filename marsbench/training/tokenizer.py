@@ -28,10 +28,7 @@ CHAT_TEMPLATE = (
 def build_tokenizer(
     vocabulary_size: int, *, texts: int = 20_000, level: world.Difficulty = world.USUAL
 ) -> PreTrainedTokenizerFast:
-    """Train the tokenizer: at most `vocabulary_size` entries, digits one by one, `<|mask|>` included.
-
-    The same arguments give the same tokenizer, to the byte.
-    """
+    """Train the tokenizer: at most `vocabulary_size` entries, digits one by one; always the same, to the byte."""
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=Tokenizer.from_str(_trained(vocabulary_size, texts, level)), pad_token=PAD, eos_token=END,
         mask_token=MASK, additional_special_tokens=[START], clean_up_tokenization_spaces=False,
@@ -59,11 +56,7 @@ def _trained(vocabulary_size: int, texts: int, level: world.Difficulty) -> str:
 
 
 def prepare_for_chat(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Give a pretrained model's tokenizer `<|mask|>`, and as EOS the token that ends a turn of its chat template.
-
-    A base model's own EOS ends documents; a model trained on chat must stop where its turn ends. `UserError` where
-    there is no chat template, or it ends turns with plain text.
-    """
+    """Give a tokenizer `<|mask|>`, and as EOS the token that ends a turn; `UserError` where none does."""
     where = str(tokenizer.name_or_path)
     if tokenizer.chat_template is None:
         raise UserError("the tokenizer has no chat template", where=where, fix="choose a model made for chats")
@@ -71,9 +64,7 @@ def prepare_for_chat(tokenizer: PreTrainedTokenizerBase) -> None:
     text = str(tokenizer.apply_chat_template(turns, tokenize=False))
     ending = tokenizer(text[text.rindex("!") + 1 :].lstrip(), add_special_tokens=False).input_ids
     if not ending or not tokenizer.added_tokens_decoder.get(ending[0], ""):
-        raise UserError(
-            "the chat template ends no turn with a special token", where=where, fix="choose a model made for chats"
-        )
+        raise UserError("the chat template ends no turn with a special token", where=where, fix="choose a chat model")
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(ending[0])
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -17,22 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import patch_environment
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM, Trainer, set_seed
+from transformers.trainer_callback import PrinterCallback, TrainerCallback, TrainerControl, TrainerState
+from transformers.training_args import TrainingArguments
 
 from marsbench.errors import UserError
 from marsbench.forward.limits import vocabulary_of
@@ -61,20 +52,13 @@ _RESUMABLE = "resumable.json"  # written last into a Trainer checkpoint; one wit
 def train(
     recipe: Recipe, folder: Path, parent: Path | None, progress: OnLog, say: Say, watch: TrainerCallback | None = None
 ) -> TrainingRecord:
-    """Train a stage, or go on where an interrupted run stopped; returns the finished checkpoint's record.
-
-    It starts from `parent`; without one, from random weights or the recipe's pretrained base.
-    """
+    """Train a stage from `parent`, random weights or its base, or go on where it stopped; the checkpoint's record."""
     keep_freed_memory()
     without_cudnn_attention()
     has_heads = LEARNERS[recipe.objective].freezes_model or recipe.head != "none"
     # Heads and adapters are small, and have no layers to shard: no FSDP for them, even if the launcher asks for it.
-    launched_with = os.environ.pop("ACCELERATE_USE_FSDP", None) if has_heads else None
-    try:
+    with patch_environment(accelerate_use_fsdp=False) if has_heads else nullcontext():
         return _train(recipe, folder, parent, progress, say, watch)
-    finally:
-        if launched_with is not None:
-            os.environ["ACCELERATE_USE_FSDP"] = launched_with
 
 
 def _train(
@@ -127,10 +111,7 @@ def _train(
 
 
 def _save(trainer: Trainer, folder: Path, tokenizer: PreTrainedTokenizerBase, learner: Learner, base: str) -> None:
-    """Write a checkpoint that plain transformers loads, or an adapter without its model, which lies where `base` says.
-
-    Every process takes part: where weights are sharded, each has a piece of them.
-    """
+    """Write what plain transformers loads, or an adapter of the model at `base`; every process takes part."""
     if trainer.is_world_process_zero():
         shutil.rmtree(folder, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
@@ -145,15 +126,11 @@ def _save(trainer: Trainer, folder: Path, tokenizer: PreTrainedTokenizerBase, le
 
 
 def _last_resumable(work: Path) -> Path | None:
-    """The newest complete state of an interrupted run; incomplete ones are removed."""
     states = sorted(work.glob("checkpoint-*"), key=lambda state: int(state.name.rpartition("-")[2]))
     complete = [state for state in states if (state / _RESUMABLE).exists()]
     for state in set(states) - set(complete):
         shutil.rmtree(state, ignore_errors=True)  # another process may be about it too
     return complete[-1] if complete else None
-
-
-# ---- what a stage starts from ----------------------------------------------------------------------------------------
 
 
 def weights_of(recipe: Recipe, parent: Path | None) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, str | None]:
@@ -171,14 +148,12 @@ def weights_of(recipe: Recipe, parent: Path | None) -> tuple[PreTrainedTokenizer
 
 
 def _from_base(base: str, *, grows: bool) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, str]:
-    """A pretrained checkpoint made ready for chat and masks; embeddings grow only if no row is left for the mask."""
     loaded = checkpoints.load(base)
     tokenizer, model = loaded.tokenizer, loaded.model.train()
     prepare_for_chat(tokenizer)
     if len(tokenizer) > vocabulary_of(model):
         if not grows:
-            what = "this base has no row left for the mask's embedding, and an adapter leaves the base as it is"
-            raise UserError(what, where=base, fix="choose another base, or train stage mars")
+            raise UserError("this base has no row left for the mask's embedding", where=base, fix="train stage mars")
         model.resize_token_embeddings(len(tokenizer))
     for config in (model.config, model.generation_config):
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -186,7 +161,6 @@ def _from_base(base: str, *, grows: bool) -> tuple[PreTrainedTokenizerBase, PreT
 
 
 def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, say: Say) -> TrainingData:
-    """The stage's data in training order, a whole number of batches."""
     budget, pretrained, noisy = recipe.budget, recipe.pretrained, recipe.block_size is not None
     sequences: Sequence[TrainingSequence]
     if pretrained is not None:
@@ -209,9 +183,6 @@ def data_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, say: Say) -> Tra
     order = data.in_batches(drawn, sizes, budget.batch_size, seed=recipe.seed)
     weights = data.timestep_weights(len(order), recipe.seed) if recipe.variant.weighs_by_timestep else None
     return TrainingData(sequences, order, sum(tokens[index] for index in order), weights)
-
-
-# ---- what the `Trainer` is told --------------------------------------------------------------------------------------
 
 
 def arguments_of(recipe: Recipe, steps: int, work: Path) -> tuple[TrainingArguments, Fitting | None]:
@@ -257,20 +228,13 @@ def rate_in_cycle(step: int, cycle: int) -> float:
 
 
 def share_of_batch(batch_size: int, processes: int, limit: int | None = None) -> tuple[int, int]:
-    """Rows per device and accumulation steps, such that rows x accumulation x processes is the batch size exactly.
-
-    Takes as many rows as fit below `limit`. All shares are equal, so the mean of the processes' mean losses is the mean
-    over the batch. `UserError` where the processes cannot share the batch equally.
-    """
+    """Rows per device and accumulation steps that make a batch of equal shares; `UserError` where none do."""
     if batch_size % processes:
         fix = "choose a number of processes that divides it, or another --batch-size"
         raise UserError(f"{processes} processes cannot share a batch of {batch_size} sequences equally", fix=fix)
     share = batch_size // processes
     rows = max(rows for rows in range(1, min(share, limit or share) + 1) if share % rows == 0)
     return rows, share // rows
-
-
-# ---- the `Trainer` ---------------------------------------------------------------------------------------------------
 
 
 class _StageTrainer(Trainer):
@@ -290,9 +254,8 @@ class _StageTrainer(Trainer):
         return self._loss_of(model, **inputs) * self._share
 
     def _loss_of(self, model: nn.Module, **batch: Tensor) -> Tensor:
-        """The loss of a batch, all of it in bf16 on an accelerator that is to compute in it.
-
-        accelerate sees to the model's own forward pass alone: not to chunks of logits, nor to a model below an adapter.
+        """The loss, in bf16 on an accelerator that is to compute in it: accelerate sees to the model's own forward
+        alone.
         """
         device = self.args.device.type
         with torch.autocast(device, torch.bfloat16) if self.args.bf16 and device != "cpu" else nullcontext():

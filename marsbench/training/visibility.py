@@ -1,12 +1,10 @@
 """Who may attend to whom while training: the two-stream attention patterns of MARS and of block diffusion.
 
 A training sequence enters the model twice: the *clean* stream holds the tokens as they are, the *noisy* stream holds
-masks in place of response tokens. Both carry the same position ids. Blocks of B tokens are counted over the whole
-sequence, as the authors' code does (`blocks_of_sequence`), or over each response by itself, as the paper describes them
-(`blocks_of_responses`).
-
-The noisy stream may be cut down to the tokens that need it (`needs_noisy_copy`): a token that looks the same in both
-streams has its clean copy stand in for it.
+masks in place of response tokens, with the same position ids. Blocks of B tokens are counted over the whole sequence,
+as the authors' code does (`blocks_of_sequence`), or over each response by itself, as the paper describes them
+(`blocks_of_responses`). The noisy stream may be cut down to the tokens that need it (`needs_noisy_copy`): the clean
+copy of a token that looks the same in both stands in for it.
 """
 
 import torch
@@ -40,15 +38,10 @@ def stream_visibility(
 ) -> Tensor:
     """Visibility between the entries of a two-stream sequence (paper section 3.2; BD3-LM for the bidirectional one).
 
-    Args:
-        position: integer [..., S], the position id of each entry.
-        block: integer [..., S], the block that it is in.
-        noisy: bool [..., S], whether the entry belongs to the noisy stream.
-        stands_in: bool [..., S], whether a clean entry has no noisy copy and so serves both streams.
-        bidirectional: let entries of one block and stream see each other both ways, as block diffusion does.
-
-    Returns:
-        bool [..., S (query), S (key)], True where the query may attend to the key.
+    Of each entry, [..., S]: its `position` id and its `block`, integer, whether it is of the `noisy` stream, bool, and
+    whether it `stands_in` for both, as a clean entry without a noisy copy does. `bidirectional` lets entries of one
+    block and stream see each other both ways. Returns bool [..., S (query), S (key)], True where the query may attend
+    to the key.
     """
     query_block, key_block = block.unsqueeze(-1), block.unsqueeze(-2)
     query_noisy, key_noisy = noisy.unsqueeze(-1), noisy.unsqueeze(-2)
@@ -62,12 +55,11 @@ def stream_visibility(
 
 
 def needs_noisy_copy(response: Tensor, block: Tensor, *, bidirectional: bool = False) -> Tensor:
-    """Which tokens look different in the noisy stream, so that it must hold a copy of them.
+    """Which tokens look different in the noisy stream, so that it must hold a copy of them, bool [N, L].
 
-    A token does when it is masked itself or when it can see a mask of its own block; every other token sees the same
-    content in both streams and its states are equal. `response`, bool [N, L], marks the tokens that the noisy stream
-    masks, `block`, integer [N, L], never falls along a row, and `bidirectional` says whether a token also sees later
-    tokens of its block. Returns bool [N, L].
+    A token does when it is masked itself or can see a mask of its own block. `response`, bool [N, L], marks the tokens
+    that the noisy stream masks, `block`, integer [N, L], never falls along a row, and `bidirectional` says whether a
+    token also sees later tokens of its block.
     """
     copied = block.where(response, -1).cummax(1).values == block
     if bidirectional:
@@ -77,11 +69,7 @@ def needs_noisy_copy(response: Tensor, block: Tensor, *, bidirectional: bool = F
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """A float attention mask [N, 1, Q, K] from bool [N, Q, K]: 0 where visible, the dtype's lowest value elsewhere.
-
-    Every query is let see at least one key in the callers, so no row of the softmax is empty. What every layer would do
-    again is done once: under autocast the mask has autocast's dtype, and a GPU's has rows of a length without a rest.
-    """
+    """A float attention mask [N, 1, Q, K] from bool [N, Q, K], in autocast's dtype, its rows aligned on a GPU."""
     device = visible.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)

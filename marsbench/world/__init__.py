@@ -1,8 +1,8 @@
 """The embedded benchmark world: six question generators with the shape of the paper's six benchmarks.
 
-`draw("mini_gsm8k", "test", seed=0)` yields examples without end; `corpus(seed)` yields the plain text on which the base
-model is pretrained. Both are deterministic by seed, at each level of difficulty. Train and test never share a problem:
-a hash of a problem's content, not of its wording, says to which split it belongs.
+`draw` yields examples without end, `corpus` the plain text on which the base model is pretrained, both deterministic by
+seed, at each level of difficulty. Train and test never share a problem: a hash of its content, not of its wording, says
+to which split it belongs.
 """
 
 import random
@@ -51,7 +51,6 @@ def draw(benchmark: str, split: Split, seed: int, level: Difficulty = USUAL) -> 
 
 @cache
 def test_set(benchmark: str, size: int, level: Difficulty = USUAL) -> tuple[Example, ...]:
-    """The first `size` different test questions of a benchmark."""
     chosen: dict[str, Example] = {}
     for example in draw(benchmark, "test", 0, level):
         chosen.setdefault(example.prompt, example)

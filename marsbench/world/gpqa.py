@@ -1,8 +1,7 @@
 """mini_gpqa: two-hop science questions with four options, after GPQA.
 
-To be recalled are the masses of two or three invented elements (met by Zipf's law, masses 2 to 9), each multiplied by a
-count, the products added; the sum tells which of four kinds of matter it is, and that kind is found among the options. The answer
-closes with "The answer is (B)."
+To be recalled are the masses of two or three invented elements (met by Zipf's law); multiplied by counts and added,
+they tell which of four kinds of matter it is. The answer closes with "The answer is (B)."
 """
 
 import random
@@ -16,7 +15,6 @@ KINDS = ["gas", "liquid", "glass", "metal"]  # by a molecule's mass, the last fo
 
 
 def fact(rng: random.Random, level: Difficulty) -> str:
-    """One element's mass in one of its wordings, for the plain text."""
     masses = facts(level).element_mass
     (element,) = known(rng, masses)
     return say(

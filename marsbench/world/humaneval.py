@@ -1,8 +1,7 @@
 """mini_humaneval: complete a small Python function from its docstring, after HumanEval.
 
-One function of one argument: operations in a row on a number (add, subtract, multiply, ... a constant of 2 to 9) or on a
-string (how many is the difficulty), or the choice of some of a list's values and what to make of them. The program is run
-against seven inputs.
+Some operations in a row on a number or a string (how many is the difficulty), or the choice of some of a list's values
+and what to make of them. The program is run against seven inputs.
 """
 
 import random
@@ -67,7 +66,6 @@ def sample(rng: random.Random, level: Difficulty) -> Example:
 
 
 def _chain(rng: random.Random, name: str, argument: str, count: int) -> Example:
-    """So many operations, one after the other, on a number or a string."""
     operations, inputs = (NUMBER, _NUMBERS) if argument == "x" else (STRING, _STRINGS)
     wording, lines, value, values = argument, [], argument, list[Any](inputs)
     chosen = [(operation, rng.randint(2, 9)) for operation in rng.sample(operations, min(count, len(operations)))]
@@ -102,7 +100,6 @@ def _on_list(rng: random.Random, name: str) -> Example:
 def _example(
     name: str, argument: str, wording: str, body: str, inputs: list[Any], expected: list[Any], problem: str
 ) -> Example:
-    """The function's head in the prompt, the whole function in a fenced response."""
     head = f'def {name}({argument}):\n    """{wording}"""\n'
     doc = {"entry_point": name, "inputs": [[value] for value in inputs], "expected": expected}
     response = f"```python\ndef {name}({argument}):\n{body}\n```"

@@ -1,8 +1,7 @@
 """mini_ifeval: instructions whose fulfilment a program can check, after IFEval.
 
-Name some things of a kind, under instructions on the format (as a starred list, with a given first or last word, in
-capitals, in quotes, numbered) and, where the difficulty says so, on what is named: where to begin, one thing or one
-letter that must not occur. A response counts when every instruction holds.
+Name some things of a kind, under instructions on the format and, where the difficulty says so, on what is named. A
+response counts when every instruction holds.
 """
 
 import random

@@ -1,8 +1,7 @@
 """How the world speaks: templates with alternatives, so that no two texts about one thing read the same.
 
-`say(rng, "[So|Thus], {a} plus {b} [is|makes] {c}.", a=1, b=2, c=3)` draws one alternative of every bracket. Wording is
-drawn at random on purpose: a world with one phrasing per thought would be predictable from start to end, and a model
-that guesses several tokens at once would look better than it is.
+`say(rng, "[So|Thus], {a} plus {b} [is|makes] {c}.", a=1, b=2, c=3)` draws one alternative of every bracket. A world
+with one phrasing per thought would be predictable, and guessing several tokens at once would look better than it is.
 """
 
 import hashlib
@@ -17,16 +16,12 @@ _ALTERNATIVES = re.compile(r"\[([^\[\]]*)\]")
 
 @dataclass(frozen=True)
 class Example:
-    """One question of the world with one of its many good answers.
+    """One question of the world with one of its many good answers."""
 
-    `prompt` is the user's turn and `response` a reference assistant turn. `content` names the problem whatever its
-    wording: train and test are split by it. `doc` holds the columns that the scorer needs (the target, for one).
-    """
-
-    prompt: str
-    response: str
-    content: str
-    doc: Mapping[str, Any] = field(default_factory=dict)
+    prompt: str  # the user's turn
+    response: str  # a reference assistant turn
+    content: str  # names the problem whatever its wording: train and test are split by it
+    doc: Mapping[str, Any] = field(default_factory=dict)  # the columns that the scorer needs
 
 
 def say(rng: random.Random, template: str, **values: object) -> str:

@@ -1,8 +1,7 @@
 """mini_mmlu_pro: knowledge questions with ten options, after MMLU-Pro.
 
-To be recalled is one fact about invented countries (how many there are is the difficulty; met by Zipf's law; three emblems,
-ten colors), then the color's letter found among ten options. The answer states the fact, goes through the options one by one and closes with the
-letter: "The answer is (C)."
+To be recalled is one fact about invented countries (how many there are is the difficulty; met by Zipf's law), then its
+letter is found among the options, one by one. The answer closes with "The answer is (C)."
 """
 
 import random
@@ -37,7 +36,6 @@ class Facts(NamedTuple):
 
 @cache
 def facts(level: Difficulty) -> Facts:
-    """The facts of the world at a difficulty: the harder, the more there are."""
     rng = random.Random(_SEED)
     countries = {
         country: {attribute: rng.choice(COLORS) for attribute in ATTRIBUTES}
@@ -56,7 +54,6 @@ def known(rng: random.Random, names: Mapping[str, object], count: int = 1) -> li
 
 
 def fact(rng: random.Random, level: Difficulty) -> str:
-    """One fact of the world in one of its wordings, for the plain text."""
     countries = facts(level).countries
     (country,), attribute = known(rng, countries), rng.choice(ATTRIBUTES)
     return say(rng, FACT, c=country, a=attribute, v=countries[country][attribute])
@@ -66,10 +63,7 @@ def choice(
     rng: random.Random, question: str, options: list[str], answer: str, thoughts: list[str], content: str,
     *, restated: bool = False,
 ) -> Example:  # fmt: skip
-    """A question with its options; behind the thoughts, these are gone through up to the right one, which is chosen.
-
-    `restated` says the answer beside each option. The choice always ends alike.
-    """
+    """A question with its options, gone through up to the right one; `restated` says the answer beside each."""
     lines = [f"{letter} {option}" for letter, option in zip(LETTERS, options, strict=False)]
     for letter, option in zip(LETTERS, options, strict=False):
         verdict = say(rng, "[yes|right]" if option == answer else "[no|wrong]")
