@@ -9,7 +9,7 @@ import torch
 from marsbench.decoding.generation import Finish, Generation, Request, end_of
 from marsbench.decoding.rows import EMPTY, PROMPT, Rows
 from marsbench.errors import UserError, integer
-from marsbench.forward.limits import context_length, token_id, vocabulary_of, why_no_longer
+from marsbench.forward.limits import context_length, token_id, vocabulary_of
 
 
 def check_requests(requests: Sequence[Request], model: Any, *, where: str = "request {}") -> None:
@@ -31,8 +31,7 @@ def check_requests(requests: Sequence[Request], model: Any, *, where: str = "req
             (not request.temperature >= 0, "temperature must be 0 or more", "give 0 for greedy decoding"),
             (request.window < 1, "a window must hold at least 1 token", "give 1 for one token per forward"),
             (size + limit > context,
-             f"prompt of {size} and limit of {limit} tokens exceed the model's context of {context}"
-             + why_no_longer(model),
+             f"prompt of {size} and limit of {limit} tokens exceed the model's context of {context}",
              "shorten the prompt or lower max_new_tokens"),
         ]  # fmt: skip
         for is_so, why, fix in refused:

@@ -18,7 +18,10 @@ def context_length(model: Any) -> int:
     on how far its neighbours have come.
     """
     config = model.config
-    return min([int(getattr(config, "max_position_embeddings", 1 << 30)), *_borders(config)])
+    rope = getattr(config, "rope_parameters", None) or {}  # a model may have some for each kind of layer
+    parts = [part for part in (rope, *rope.values()) if isinstance(part, dict) and part.get("rope_type") == "longrope"]
+    borders = [int(part["original_max_position_embeddings"]) for part in parts]
+    return min([int(getattr(config, "max_position_embeddings", 1 << 30)), *borders])
 
 
 def room_for_prompt(model: Any, max_new_tokens: int) -> int:
@@ -28,17 +31,6 @@ def room_for_prompt(model: Any, max_new_tokens: int) -> int:
         what = f"answers of {max_new_tokens:,} tokens leave no room for a prompt in the model's context of"
         raise UserError(f"{what} {room + max_new_tokens:,}", fix="give a smaller limit of new tokens, or another model")
     return room
-
-
-def why_no_longer(model: Any) -> str:
-    return ", up to which one set of its longrope factors holds" if _borders(model.config) else ""
-
-
-def _borders(config: Any) -> list[int]:
-    """Where rotary embeddings go over to other factors; a model may have some for each kind of layer."""
-    whole = getattr(config, "rope_parameters", None) or {}
-    parts = [whole, *(part for part in whole.values() if isinstance(part, dict))]
-    return [int(part["original_max_position_embeddings"]) for part in parts if part.get("rope_type") == "longrope"]
 
 
 def check_ids(model: Any, **ids: int | None) -> None:
