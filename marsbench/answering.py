@@ -214,11 +214,8 @@ def decode_file(
     if acceptance is not None:
         written = drafts.table if acceptance.suffix in (".yaml", ".yml") else drafts.csv
         write_atomically(acceptance, written(source.stem).encode())
-    if not drafts.num_drafts:
-        return ""
-    return (
-        f"{drafts.in_words()}; {cycle_in_words(generations, meter, METHODS[answering.method.name].forwards_per_cycle)}"
-    )
+    cycle = cycle_in_words(generations, meter, METHODS[answering.method.name].forwards_per_cycle)
+    return f"{drafts.in_words()}; {cycle}" if drafts.num_drafts else ""
 
 
 def check_target(source: Path, target: Path) -> None:

@@ -37,10 +37,7 @@ def check_ids(model: Any, **ids: int | None) -> None:
     """Refuse ids that a model has no embedding for, each called as its argument is; None is none at all."""
     for name, token in ids.items():
         if token is not None:
-            token_id(
-                token, f"{name} id", vocabulary_of(model), where=type(model).__name__,
-                fix="give the id of a token that the model has an embedding for",
-            )  # fmt: skip
+            token_id(token, f"{name} id", vocabulary_of(model), where=type(model).__name__)
 
 
 def check_masks(model: Any, method: Any) -> None:

@@ -144,8 +144,7 @@ def with_adapter(loaded: Loaded, adapter: str | Path) -> Loaded:
     if record is None or record.base_weights is None:
         raise UserError("this is no gated adapter", where=str(folder), fix="train one: marsbench train mars_gated")
     if record.base_weights != loaded.weights:
-        fix = "give the checkpoint that it was trained on; its record says which: marsbench.json"
-        raise UserError("the adapter was trained on other weights", where=str(folder), fix=fix)
+        raise UserError("the adapter was trained on other weights", where=str(folder), fix="see its marsbench.json")
     if weights_hash(folder) != record.weights:
         fix = "copy it again"
         raise UserError("the adapter is damaged: its weights are not those of its record", where=str(folder), fix=fix)

@@ -63,10 +63,9 @@ def _gated(summary: str, parent: str = "ar_sft", **others: Any) -> Stage:
     return Stage(summary, parent, "gated", variant=_AS_DECODED, adapters_rate=True, **others)
 
 
-def _points(
-    base: str, ending: str, words: str, *, hard: bool = False, longer: int = 1, ablated: bool = False
-) -> dict[str, Stage]:
+def _points(base: str, ending: str, *, hard: bool = False, longer: int = 1, ablated: bool = False) -> dict[str, Stage]:
     """AR fine-tuning and MARS behind it, from another base, at another rate or on more data than the tables have."""
+    words = f"of `{base}`" + (" at an adapter's rate" if hard else "")
     words += f" on {longer} times the conversations" if longer > 1 else ""
     sft, how = f"ar_sft{ending}", dict[str, Any](adapters_rate=hard, longer=longer)
     stages = {
@@ -123,22 +122,20 @@ STAGES: dict[str, Stage] = {
     "small_base": _base("`base` of half the width, trained a sixth as long", share=1 / 6, width=0.5),
     "medium_base": _base("`base` of the same size, trained a sixth as long", share=1 / 6),
     "large_base": _base("`base` of twice the width, trained a sixth as long", share=1 / 6, width=2.0),
-    **_points("base", "_2x_data", "of the base", longer=2),
-    **_points("base", "_4x_data", "of the base", longer=4),
-    **_points("base", "_8x_data", "of the base", longer=8),
-    **_points("base", "_hard_4x_data", "of the base at the adapter's rate", hard=True, longer=4),
-    **_points("text_base", "_of_text_base", "of the text base"),
-    **_points("text_base", "_of_text_base_4x_data", "of the text base", longer=4),
-    **_points("text_base", "_of_text_base_hard", "of the text base at the adapter's rate", hard=True),
-    **_points("text_base", "_of_text_base_hard_4x_data", "of the text base at the adapter's rate", hard=True, longer=4),
-    **_points("small_base", "_of_small_base", "of the small base"),
-    **_points("medium_base", "_of_medium_base", "of the medium base"),
-    **_points("large_base", "_of_large_base", "of the large base"),
-    **_points("short_base", "_of_short_base", "of the short base", ablated=True),
-    **_points("base", "_hard_sft", "at the adapter's rate, as is what it continues from", hard=True, ablated=True),
-    **_points(
-        "short_base", "_hard_sft_of_short_base", "of the short base at the adapter's rate", hard=True, ablated=True
-    ),
+    **_points("base", "_2x_data", longer=2),
+    **_points("base", "_4x_data", longer=4),
+    **_points("base", "_8x_data", longer=8),
+    **_points("base", "_hard_4x_data", hard=True, longer=4),
+    **_points("text_base", "_of_text_base"),
+    **_points("text_base", "_of_text_base_4x_data", longer=4),
+    **_points("text_base", "_of_text_base_hard", hard=True),
+    **_points("text_base", "_of_text_base_hard_4x_data", hard=True, longer=4),
+    **_points("small_base", "_of_small_base"),
+    **_points("medium_base", "_of_medium_base"),
+    **_points("large_base", "_of_large_base"),
+    **_points("short_base", "_of_short_base", ablated=True),
+    **_points("base", "_hard_sft", hard=True, ablated=True),
+    **_points("short_base", "_hard_sft_of_short_base", hard=True, ablated=True),
 }  # fmt: skip
 BLOCK_SIZES = (4, 8, 16)
 BLOCKWISE: tuple[Objective, ...] = ("mars", "block_diffusion", "gated")  # show the model masks, block by block

@@ -254,9 +254,7 @@ class _StageTrainer(Trainer):
         return self._loss_of(model, **inputs) * self._share
 
     def _loss_of(self, model: nn.Module, **batch: Tensor) -> Tensor:
-        """The loss, in bf16 on an accelerator that is to compute in it: accelerate sees to the model's own forward
-        alone.
-        """
+        """The loss, in bf16 on an accelerator: accelerate sees to the model's own forward pass alone."""
         device = self.args.device.type
         with torch.autocast(device, torch.bfloat16) if self.args.bf16 and device != "cpu" else nullcontext():
             return self._loss(model, **batch)
