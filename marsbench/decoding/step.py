@@ -25,9 +25,7 @@ class Method(ABC):
     causal_prompt: ClassVar[bool] = True  # whether plain causal windows may cache a prompt's beginning before `propose`
 
     def bar(self, threshold: float | None) -> float:
-        """The confidence that a request's threshold asks for; `UserError` where the method has no `metric` to compare
-        by.
-        """
+        """The confidence that a request's threshold asks for; `UserError` where there is no `metric` to compare by."""
         return bar(threshold, getattr(self, "metric", None), self.name)
 
     def most(self) -> Most | None:
@@ -125,9 +123,7 @@ class Fitted:
         """Make it, when all others have been read."""
 
     def step(self, decoder: Decoder, method: Method, number: int) -> Callable[[], list[New]]:
-        """Move every row by forward `number`; what comes of it, for the caller to ask for: here it has been read
-        already.
-        """
+        """Move every row by forward `number`; gives what has come of it, which here has been read already."""
         rows = self.rows
         before = rows.length
         window, accepted = advance(decoder, method, rows, number)

@@ -58,9 +58,7 @@ class MarsLookup(MarsVerified):
         return accepted
 
     def _note(self, rows: Rows, tokens: Tensor, length: Tensor, guesses: Tensor, count: Tensor, sure: Tensor) -> None:
-        """Note what is drafted next: `count` [N] of the masks' `guesses` [N, K], right by `sure` [N], or what is looked
-        up.
-        """
+        """Note what is drafted next: `count` [N] of the masks' `guesses` [N, K], or what is looked up."""
         drafts, drafted = look_up(tokens, length, self.draft_length, longest=self.ngram)
         alone = (drafted > 0) & ((count == 0) | (sure < UNLIKELY))
         if guesses.shape[1]:

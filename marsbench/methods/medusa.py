@@ -95,10 +95,9 @@ class Medusa(Method):
         return tree(self.nodes, rows.tokens.device)
 
     def _right_path(self, rows: Rows, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Follow the guesses that are what the model says.
-
-        The entries on the way [N, heads + 1] (0 is the last committed token), how many steps of it are right [N], and
-        how many of those lie on the chain of first guesses, whose entries stand together [N].
+        """Follow right guesses: the entries on the way [N, heads + 1] (0 is the last committed token), how many steps
+        of it are right [N], and how many of those lie on the chain of first guesses, whose entries stand together
+        [N].
         """
         nodes = rows.extent.drafted
         parent = self._tree(rows)[2][:nodes]
