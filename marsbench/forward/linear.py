@@ -42,7 +42,7 @@ class Watched:
 
 @dataclass(eq=False)
 class Copy:
-    """The packed copy of a site's weights. What is written to these through `.data` is seen by a few of their values."""
+    """The packed copy of a site's weights; what is written to these through `.data` shows in a few of their values."""
 
     weights: list[Tensor]
     watched: list[Watched]

@@ -43,7 +43,7 @@ class ChatData:
 
 
 def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> ChatData:
-    """Read and tokenise conversations, cut at `max_length` tokens; `UserError` for what is none, or nothing to learn."""
+    """Read and tokenise conversations, cut at `max_length` tokens; `UserError` for what is none, or teaches nothing."""
     from datasets.config import HF_DATASETS_CACHE
 
     local = source.endswith((".jsonl", ".json")) or Path(source).is_file()
