@@ -48,10 +48,6 @@ class Questions:
     questions: list[Question]
     _scores: dict[tuple[str, int, str], float] = field(default_factory=dict)  # (benchmark, doc_id, response) -> score
 
-    @property
-    def benchmarks(self) -> list[str]:
-        return list(self.exams)
-
     def prompts(self, tokenizer: Any, room: int) -> "Prompts":
         """The prompts as token ids; of those longer than `room` tokens, the end."""
         whole = tokenizer([question.prompt for question in self.questions], add_special_tokens=False).input_ids

@@ -94,7 +94,3 @@ def predicted_seconds(law: PositionLaw, work: Work, batch_size: int) -> float:
         alive = [int((steps > number).sum()) for number in range(int(steps.max()))]
         seconds += law.seconds_at(prompt * len(steps)) + sum(law.seconds_at(rows * work.window) for rows in alive)
     return seconds
-
-
-def predicted_speed(law: PositionLaw, work: Work, batch_size: int) -> float:
-    return work.emitted / predicted_seconds(law, work, batch_size)

@@ -103,7 +103,7 @@ def _sweep_row(
         "key": cell.key, "status": outcome.status, "reason": outcome.reason, "scale": course.run.scale.scale,
         "contender": contender.name, "stage": contender.stage, "draft": contender.options.get("draft", ""),
         "method": contender.method, "options": contender.shown, "compiled": contender.compiled,
-        "batch_size": cell.batch_size, "benchmarks": course.questions.benchmarks, "prompts": len(course.prompts.ids),
+        "batch_size": cell.batch_size, "benchmarks": list(course.questions.exams), "prompts": len(course.prompts.ids),
         "prompt_cut": course.prompts.cuts if any(course.prompts.cuts) else [],
         "max_new_tokens": course.max_new_tokens, "dtype": course.grid.dtype, "grid": course.grid.page,
         "provenance": {**provenance(seed=course.run.seed), **origin, **packing_in_words(), **seen},

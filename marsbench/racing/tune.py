@@ -7,7 +7,7 @@ from marsbench.line import Line
 from marsbench.provenance import others_cores, warning
 from marsbench.racing.course import Course
 from marsbench.racing.grid import Grid
-from marsbench.racing.position_law import Work, law_of, predicted_speed
+from marsbench.racing.position_law import Work, law_of, predicted_seconds
 from marsbench.racing.race import RoundLog
 from marsbench.running.run import Run
 from marsbench.statistics.intervals import Estimate
@@ -83,7 +83,7 @@ def tune(
         if (outcome := outcomes[line.name]).status == "done":
             forwards, meter = [generation.forwards for generation in outcome.generations], outcome.meter
             work = Work(outcome.emitted, forwards, meter.positions, meter.prompt_positions)
-            speed = predicted_speed(law, work, batch_size)
+            speed = work.emitted / predicted_seconds(law, work, batch_size)
             right = fmean(course.questions.score(course.responses(outcome)))  # as many of every benchmark
             base = base or (speed, right)  # of `ar`, which stands first
             tokens = outcome.emitted / outcome.row_forwards
