@@ -49,9 +49,7 @@ def integer(
     if lowest <= number <= highest:
         return number
     if most is None and least is not None and number < least:
-        raise UserError(
-            f"{name} {number} is below {least}", where=where, fix=fix or f"give a {name} of {least} or more"
-        )
+        raise UserError(f"{name} {number} is below {least}", where=where, fix=fix or f"give {least} or more")
     fix = fix or f"give a value from {lowest} to {highest}"
     raise UserError(f"{name} {number} is out of range", where=where, fix=fix)
 

@@ -373,7 +373,7 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "reproduce: benchmarks that a table has not": (["reproduce", "table8", "--benchmarks", "mini_bbh", *HERE], "gsm8k"),
     "reproduce: a race of five benchmarks": (
         ["reproduce", "table5", "--benchmarks", "mini_bbh,mini_ifeval,mini_gpqa,mini_gsm8k,mini_humaneval", *HERE],
-        "cannot be shared"),
+        "cannot share"),
     "reproduce: a checkpoint for no stage": (["reproduce", "table2", "--checkpoint", "marz=mars", *HERE], "ar_sft"),
     "reproduce: no such checkpoint": (["reproduce", "table9", "--checkpoint", "mars=/nowhere", *HERE], "no such check"),
     "plan: two plans": (["plan", "--sweep", "--table", "2"], "--sweep"),

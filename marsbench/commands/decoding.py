@@ -22,9 +22,7 @@ def show(
     start: Start,
     decoding: Decoding,
     prompt: Annotated[str | None, typer.Argument(help="A user's question; by default one of mini_gsm8k.")] = None,
-    method: Annotated[
-        list[str] | None, typer.Option(help="How to decode, several times to compare; by default ar and mars.")
-    ] = None,
+    method: Annotated[list[str] | None, typer.Option(help="How to decode; repeatable [default: ar and mars].")] = None,
     threshold: Annotated[float, typer.Option(help="Confidence for methods that take one.")] = 0.95,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of the answer.")] = 96,
     image: Annotated[Path | None, typer.Option(help="Also draw it, as FILE.svg.")] = None,

@@ -23,9 +23,7 @@ def eval_(
     decoding: Decoding,
     benchmark: Annotated[list[str], typer.Option(help="What to ask, several times for several: see `marsbench list`.")],
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows decoded at once [default: the scale's].")] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Limit of every answer [default: the benchmark's].")
-    ] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Limit [default: the benchmark's].")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of lines.")] = False,
 ) -> None:
     """Ask one checkpoint one benchmark or several; prints accuracy with its interval, and tokens per forward.

@@ -86,7 +86,7 @@ _LISTS = ("scales", "stages", "methods", "benchmarks", "tables")
 
 
 def list_(
-    what: Annotated[str, typer.Argument(help="scales, stages, methods, benchmarks, tables, or all.")] = "all",
+    what: Annotated[str, typer.Argument(help="scales, stages, methods, benchmarks or tables.")] = "all",
 ) -> None:
     """Show what there is: scales, training stages, decoding methods, benchmarks and tables."""
     check_known("list", what, [*_LISTS, "all"])

@@ -43,15 +43,11 @@ Jobs = Annotated[
 ]
 ClusterAddress = Annotated[
     str | None,
-    typer.Option(
-        "--cluster", metavar="auto|ADDRESS", help="Work on a Ray cluster: the one of this machine, or at an address."
-    ),
+    typer.Option("--cluster", metavar="auto|ADDRESS", help="Work on a Ray cluster, this machine's or at an address."),
 ]
 OwnPromptFile = Annotated[
     Path | None,
-    typer.Option(
-        help='JSON Lines: {"prompt": "..."} or {"messages": [...]} a line; without it, the model asks itself.'
-    ),
+    typer.Option(help='JSON Lines: {"prompt": "..."} or {"messages": [...]} a line; without, the model asks itself.'),
 ]
 PromptColumn = Annotated[str | None, typer.Option(help="Column with the prompts, as text or turns, such as question.")]
 
@@ -75,21 +71,15 @@ class Start:
         "Train every stage, even where a published checkpoint or a shipped base exists.", False,
         flags=("--train", "--from-scratch"),
     )  # fmt: skip
-    checkpoint: tuple[str, ...] = option(
-        "STAGE=FOLDER_OR_HUB_NAME: use this checkpoint for a stage (mars-b8: for B = 8); repeatable.", ()
-    )
+    checkpoint: tuple[str, ...] = option("STAGE=FOLDER_OR_HUB_NAME, of a stage (mars-b8: for B = 8); repeatable.", ())
     output: Path = option("Folder for runs/, results/ and reports/.", Path("."))
 
-    whose: str | None = option(
-        "Checkpoint folder or hub name; without it, the scale's own --stage.", flags=("--checkpoint",)
-    )
+    whose: str | None = option("Checkpoint folder or hub name; without, the scale's --stage.", flags=("--checkpoint",))
     adapter: str | None = option(
         "Gated adapter to act on the checkpoint's masks; without --checkpoint, on the one that it was trained on.",
         shown={"metavar": "DIR"},
     )
-    stage: str | None = option(
-        "Stage of the scale's own checkpoint, trained if missing [default: mars; at 135m the shipped adapter]."
-    )
+    stage: str | None = option("The scale's own, trained if missing [default: mars; at 135m the shipped adapter].")
     block_size: int = option("B that the checkpoint was, or is to be, trained with.", DEFAULT_BLOCK_SIZE, least=2)
 
     base: str | None = option("Pretrained checkpoint to start from, folder or hub name, at a scale that has one.")
@@ -133,9 +123,7 @@ class Start:
             plain, _, size = named.rpartition("-b")
             stage(plain if plain and size.isdecimal() else named)
             if place.startswith((".", "/", "~")) and not Path(place).is_dir():  # what is no path is a name on the hub
-                raise UserError(
-                    "there is no such checkpoint", where=place, fix=f"check the path behind --checkpoint {named}="
-                )
+                raise UserError("there is no such checkpoint", where=place, fix=f"check --checkpoint {named}=")
         return chosen.adapted(base=self.base, chat_data=self.chat_data, steps=self.max_steps)
 
     def run(self) -> Run:
@@ -264,9 +252,7 @@ def check_for(decoding: Decoding, stage: str | None) -> None:
 
     method, needs = decoding.check().method, METHODS[decoding.method].needs
     if "draft" in needs and decoding.draft is None:
-        raise UserError(
-            f"method {method!r} needs a draft model", fix="give one: marsbench train draft_ar_sft, --draft DIR"
-        )
+        raise UserError(f"method {method!r} needs a draft model", fix="marsbench train draft_ar_sft, then --draft DIR")
     objective = stage_of(stage).objective if stage is not None else None
     if objective and "masks" in needs and objective not in BLOCKWISE and not decoding.untrained_masks:
         raise UserError(

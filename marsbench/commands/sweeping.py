@@ -46,9 +46,7 @@ def sweep(
 
 def results(
     files: Annotated[list[Path], typer.Argument(help="Files or stores of rows, such as results/mini/sweep.jsonl.")],
-    where: Annotated[
-        list[str] | None, typer.Option(help="FIELD=VALUE that rows must have, such as method=mars; several times.")
-    ] = None,
+    where: Annotated[list[str] | None, typer.Option(help="FIELD=VALUE of rows (method=mars); repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the rows: FILE.csv or FILE.jsonl.")] = None,
 ) -> None:
     """Merge rows of several files, filter them, and export them for other tools.

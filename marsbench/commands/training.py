@@ -41,9 +41,7 @@ def distill(
     column: shared.PromptColumn = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of every answer; an EOS counts.")] = 256,
-    keep_cut: Annotated[
-        bool, typer.Option("--keep-cut", help="Keep answers that the limit cut, which teach to stop midway.")
-    ] = False,
+    keep_cut: Annotated[bool, typer.Option("--keep-cut", help="Keep cut answers, which teach to stop midway.")] = False,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling, from which every answer has its own.")] = 0,
     batch_size: BatchSize = None,
@@ -98,9 +96,7 @@ def distill(
 def train(
     start: shared.Start,
     stage: Annotated[str, typer.Argument(help="What to train: see `marsbench list stages`.")],
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Sequences per step, over all devices, in place of the scale's.")
-    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step [default: the scale's].")] = None,
     head: Annotated[str | None, typer.Option(help="Draft head of a gated adapter: none, markov or network.")] = None,
 ) -> None:
     """Train one stage and whatever it starts from; prints the checkpoint's folder.
@@ -180,7 +176,7 @@ def training_speed(
 
 
 def fetch(
-    model: Annotated[str, typer.Argument(help="smollm2-135m; with -hub or -gguf behind it, one of its two weights.")],
+    model: Annotated[str, typer.Argument(help="smollm2-135m, or with -hub or -gguf behind it.")],
 ) -> None:
     """Download a real model that a laptop can run, once; prints its folder, which is a plain checkpoint.
 

@@ -101,9 +101,7 @@ class Scored:
 
 class AnswerLog:
     def __init__(self, file: Path) -> None:
-        self._log = Log[LoggedAnswer](
-            file, LoggedAnswer, what="an answer", mend="remove the line; it is answered again"
-        )
+        self._log = Log[LoggedAnswer](file, LoggedAnswer, what="an answer", mend="remove it; it is answered again")
         self.answers = {answer.doc_id: answer for answer in self._log.records()}
 
     def add(self, answer: LoggedAnswer) -> None:

@@ -56,9 +56,7 @@ def carried_of(said: Any, guesses: int, where: str = "") -> Carried:
     elif kind == "file":
         value, source = _in_file(Path(str(value)), guesses), str(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= guesses + 1:
-        raise UserError(
-            f"a step of {guesses} guesses cannot settle {value} tokens", where=where, fix=f"give 1 to {guesses + 1}"
-        )
+        raise UserError(f"{guesses} guesses cannot settle {value} tokens", where=where, fix=f"give 1 to {guesses + 1}")
     return Carried(_rates(float(value), guesses), source)
 
 

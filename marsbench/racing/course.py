@@ -109,9 +109,7 @@ def per_benchmark(count: int, names: Sequence[str]) -> int:
     """How many of `count` questions fall to each benchmark; `UserError` where they cannot be shared alike."""
     each, rest = divmod(count, len(names))
     if rest or not each:
-        raise UserError(
-            f"{count} prompts cannot be shared by {len(names)} benchmarks alike", fix=f"ask a multiple of {len(names)}"
-        )
+        raise UserError(f"{len(names)} benchmarks cannot share {count} prompts", fix=f"ask a multiple of {len(names)}")
     return each
 
 

@@ -112,17 +112,14 @@ def read_grid(file: Path, *, quick: bool = False) -> Grid:
         leaves_out = not smaller.pop("compiled", False) and quick  # compiling takes longer than a quick race
         usual, small = _checked(said, Grid), _checked(said | smaller, Grid, "quick")
         chosen: Grid = small if quick else usual
-        contenders = [
-            contender for number, given in enumerate(chosen.contenders, 1) for contender in _contenders(given, number)
-        ]
+        contenders = [line for number, given in enumerate(chosen.contenders, 1) for line in _contenders(given, number)]
         _check(contenders)
         if leaves_out:
             contenders = [contender for contender in contenders if not contender.compiled]
         return replace(chosen, contenders=tuple(contenders))
     except UserError as error:
-        raise UserError(
-            error.what, where=f"{file}{f', {error.where}' if error.where else ''}", fix=error.fix
-        ) from error
+        where = f"{file}, {error.where}" if error.where else str(file)
+        raise UserError(error.what, where=where, fix=error.fix) from error
 
 
 # What a contender says besides the options of its method.

@@ -110,9 +110,7 @@ class EngineClient:
         try:
             context = multiprocessing.get_context("spawn")
             pipe, theirs = context.Pipe()
-            self._process = context.Process(
-                target=run, args=(theirs, self.settings), daemon=True, name="marsbench engine"
-            )
+            self._process = context.Process(target=run, args=(theirs, self.settings), daemon=True, name="engine")
             self._process.start()
         except OSError as error:  # no file or no process can be had at the moment
             self._say(f"the engine process cannot be started: {error.strerror}")
@@ -220,9 +218,7 @@ class EngineClient:
             raise ApiError.wrong(f"{count} answers are asked for at once, of {most} at most", "prompt")
         if self.queued + count > most:
             self.metrics.counters["marsbench:requests_rejected"].inc(count)
-            raise ApiError(
-                429, f"{self.queued} requests wait already, of {most} at most", code="queue_full", retry_after=1
-            )
+            raise ApiError(429, f"{self.queued} requests wait, of {most} at most", code="queue_full", retry_after=1)
         self._outside += count
         try:
             yield

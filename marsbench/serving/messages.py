@@ -87,26 +87,18 @@ class Settings:
 
     checkpoint: str = ""
     name: str = option("What clients call the model [default: the folder's name, or the stage's].", "")
-    dtype: Dtype | None = option(
-        "Of weights and cache: float32, bfloat16 or float16 [default: bfloat16 on a GPU, else float32]."
-    )
+    dtype: Dtype | None = option("float32, bfloat16 or float16 [default: bfloat16 on a GPU, else float32].")
     untrained_masks: bool = option("Use masks even if the checkpoint never saw any.", False)
     # What counts where a request says nothing. The first three can be turned while the server runs.
     threshold: float = option("Tau of mars: the knob, to begin with.", 0.95, least=0, most=1)
     draft_threshold: float = option("Confidence that drafts of mars-verified need.", 0.5, least=0, most=1)
-    block_size: int = option(
-        "Tokens that one forward settles at most.", 4, least=1, most=WIDEST, flags=("--window", "--block-size")
-    )
-    method: MethodName | None = option(
-        "How to decode by default: ar, mars or mars-verified [default: mars where the checkpoint can, else ar]."
-    )
+    block_size: int = option("Most tokens of one forward.", 4, least=1, most=WIDEST, flags=("--window", "--block-size"))
+    method: MethodName | None = option("ar, mars or mars-verified [default: mars where the checkpoint can, else ar].")
     temperature: float = option("Where a request gives none; 0 is greedy.", 0.0, least=0)
     max_new_tokens: int = option("Limit of a chat's answer that asks for none.", 1024, least=1)
     # What the engine may hold.
     max_rows: int = option("Requests decoded together.", 16, least=1)
-    kv_slots: int | None = option(
-        "Tokens of the KV cache, every row as many as the longest [default: full rows].", least=1
-    )
+    kv_slots: int | None = option("Tokens of the KV cache, rows as long as the longest [default: full rows].", least=1)
     prefill_positions: int = option("Prompt tokens in one forward pass at most.", PREFILL_POSITIONS, least=1)
     compile: bool | None = option(
         "Run each step as one graph, recorded as it is on a GPU, where that is the default without --adapt: the same "
@@ -118,15 +110,11 @@ class Settings:
         "Measure at start-up what a forward costs by its positions, and decode mars-verified by the window that pays "
         "for the requests in flight, or by ar; use min_threshold while requests wait.", False,
     )  # fmt: skip
-    acceptance: float | None = option(
-        "Of --adapt: how often a draft is right [default: as the checkpoint's record has it].", least=0, most=1
-    )
+    acceptance: float | None = option("Of --adapt: how often a draft is right [default: as recorded].", least=0, most=1)
     # Who may come in.
     host: str = option("Address to listen on; 0.0.0.0 lets other machines in.", "127.0.0.1")
     port: int = option("0 takes any that is free.", 8000, least=0, most=65535)
-    api_key: tuple[str, ...] = option(
-        "Asked for by every route but /health; may be given several times, or once in MARSBENCH_API_KEY.", ()
-    )
+    api_key: tuple[str, ...] = option("Of every route but /health; repeatable, or once in MARSBENCH_API_KEY.", ())
     speed_key: str | None = option("The only key that turns the knobs.")
     allowed_host: tuple[str, ...] = option(
         "A name by which clients may call the server, beside localhost and --host; * is any [default: * where other "
