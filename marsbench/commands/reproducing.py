@@ -87,10 +87,8 @@ def reproduce(
         import_ahead(PRELOAD)
     run = start.run()
     if start.max_steps and run.scale.world:
-        raise UserError(
-            f"--max-steps is not for scale {start.scale}, whose pages are of trainings in full",
-            fix=f"leave it out, or choose a scale of {', '.join(scales_with_chat_data())}",
-        )
+        fix = f"leave it out, or choose a scale of {', '.join(scales_with_chat_data())}"
+        raise UserError(f"--max-steps is not for scale {start.scale}, whose pages are of trainings in full", fix=fix)
     from marsbench.findings.collection import whole_paper_folder
     from marsbench.overview.pages import write_whole_paper
     from marsbench.overview.reproduction import reproduce_all, reproduce_page
@@ -121,9 +119,7 @@ def report(start: shared.Start) -> None:
         typer.echo(f"wrote {page}")
         written = True
     if not written:
-        raise UserError(
-            "there are no rows", where=str(Workspace(output, scale).store),
-            fix=f"measure them: marsbench reproduce table2 --scale {scale}",
-        )  # fmt: skip
+        fix = f"measure them: marsbench reproduce table2 --scale {scale}"
+        raise UserError("there are no rows", where=str(Workspace(output, scale).store), fix=fix)
     for page in (*write_whole_paper(output, scale), *write_gpu_page(output)):
         typer.echo(f"wrote {page}")

@@ -130,10 +130,8 @@ class Start:
         """The run; what is none of the scale's own benchmarks in full at seed 0 gets folders of its own."""
         chosen = self.preset()
         if self.data_dir is not None and not self.data_dir.is_dir():
-            raise UserError(
-                "there is no such folder of benchmark data", where=str(self.data_dir),
-                fix="correct --data-dir or MARSBENCH_DATA, or leave both out to load it from the hub",
-            )  # fmt: skip
+            fix = "correct --data-dir or MARSBENCH_DATA, or leave both out to load it from the hub"
+            raise UserError("there is no such folder of benchmark data", where=str(self.data_dir), fix=fix)
         from marsbench.evaluation.benchmarks import benchmarks
         from marsbench.rows.workspace import Workspace
 
@@ -255,10 +253,8 @@ def check_for(decoding: Decoding, stage: str | None) -> None:
         raise UserError(f"method {method!r} needs a draft model", fix="marsbench train draft_ar_sft, then --draft DIR")
     objective = stage_of(stage).objective if stage is not None else None
     if objective and "masks" in needs and objective not in BLOCKWISE and not decoding.untrained_masks:
-        raise UserError(
-            f"method {method!r} needs a checkpoint trained with masks; stage {stage!r} is trained without",
-            fix="choose --stage mars, or --untrained-masks to see what happens without",
-        )
+        what = f"method {method!r} needs a checkpoint trained with masks; stage {stage!r} is trained without"
+        raise UserError(what, fix="choose --stage mars, or --untrained-masks to see what happens without")
     if objective and "heads" in needs and objective != "medusa":
         raise UserError(f"method {method!r} needs Medusa heads; stage {stage!r} has none", fix="choose --stage medusa")
 

@@ -153,10 +153,9 @@ def _load(chosen: Benchmark, name: str, subtask: str, data_dir: Path | None) -> 
             if not isinstance(error, OSError) and not type(error).__module__.startswith(_OF_THE_HUB):
                 raise
             silent = "it cannot be reached" if hub.out_of_reach() else str(error).strip().partition("\n")[0]
-            raise local_data.Unavailable(
-                f"the data of {chosen.name} cannot be loaded from the hub: {silent}",
-                fix=f"check the network{_GATED.get(name, '')}, or give a local copy with --data-dir",
-            ) from error
+            what = f"the data of {chosen.name} cannot be loaded from the hub: {silent}"
+            fix = f"check the network{_GATED.get(name, '')}, or give a local copy with --data-dir"
+            raise local_data.Unavailable(what, fix=fix) from error
 
 
 def _read_task(file: Path, name: str) -> Any:

@@ -58,9 +58,8 @@ def load_problems(data_dir: Path | None = None) -> dict[str, Problem]:
             with redirect_stdout(sys.stderr):  # it reports its progress
                 records = list(get_human_eval_plus().values())
         except OSError as error:
-            raise Unavailable(
-                "HumanEval+ cannot be downloaded", where=str(error), fix="go online once, or give --data-dir"
-            ) from error
+            fix = "go online once, or give --data-dir"
+            raise Unavailable("HumanEval+ cannot be downloaded", where=str(error), fix=fix) from error
     else:
         mend = f"every line needs {', '.join(_Line.__annotations__)}; fetch the file again"
         file = local_file(data_dir, LOCAL_FILE)

@@ -54,8 +54,6 @@ def _split(data_dir: str, name: str, columns: tuple[tuple[str, str], ...], id_co
 
 def local_file(data_dir: Path, name: str) -> Path:
     if not (data_dir / name).exists():
-        raise Unavailable(
-            "there is no local copy of this benchmark's data", where=str(data_dir / name),
-            fix="put it there, or leave --data-dir out to load it from the hub",
-        )  # fmt: skip
+        fix = "put it there, or leave --data-dir out to load it from the hub"
+        raise Unavailable("there is no local copy of this benchmark's data", where=str(data_dir / name), fix=fix)
     return data_dir / name

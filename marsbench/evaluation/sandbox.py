@@ -113,10 +113,8 @@ def record_outputs(
             return list(chain.from_iterable(pool.map(ask, pipes, parts)))
         except (EOFError, ConnectionError) as error:
             log.seek(0)
-            raise UserError(
-                "the sandbox for generated code has failed", where=log.read().strip().rpartition("\n")[2],
-                fix='install the scoring packages: pip install "marsbench[eval]"; or free memory, if it was killed',
-            ) from error  # fmt: skip
+            last, fix = log.read().strip().rpartition("\n")[2], "pip install 'marsbench[eval]'; or free memory"
+            raise UserError("the sandbox for generated code has failed", where=last, fix=fix) from error
 
 
 @contextmanager

@@ -50,10 +50,9 @@ class Cluster(Executor):
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"there is no Ray cluster: {str(error).splitlines()[0]}", where=address,
-                fix="start one: `ray start --head` here, `ray start --address=...` on the others; see docs/clusters.md",
-            ) from error  # fmt: skip
+            fix = "start one: `ray start --head` here, `ray start --address=...` on the others; see docs/clusters.md"
+            what = f"there is no Ray cluster: {str(error).splitlines()[0]}"
+            raise UserError(what, where=address, fix=fix) from error
         self.logs, nodes = logs.resolve(), _nodes()
         _check(nodes, self.logs)
         self.gpus = sum(node.gpus for node in nodes)
@@ -141,9 +140,6 @@ def _check(nodes: Sequence[_Node], folder: Path) -> None:
         complaints += [f"{node.host}: {', '.join(others)}"] if others else []
     file.unlink(missing_ok=True)
     if complaints:
-        raise UserError(
-            f"{len(complaints)} of {len(nodes)} nodes cannot work for this one: {'; '.join(complaints)}",
-            where=str(folder),
-            fix="choose an --output folder that all nodes see under this name, and install the same on all; "
-            "see docs/clusters.md",
-        )
+        what = f"{len(complaints)} of {len(nodes)} nodes cannot work for this one: {'; '.join(complaints)}"
+        fix = "choose an --output folder that all nodes see, and install the same on all; see docs/clusters.md"
+        raise UserError(what, where=str(folder), fix=fix)

@@ -46,10 +46,8 @@ def carried_of(said: Any, guesses: int, where: str = "") -> Carried:
         rates = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
         falls = all(0 <= after <= before <= 1 for before, after in zip((1.0, *rates), rates, strict=False))
         if len(rates) != guesses or not falls:
-            raise UserError(
-                f"{value} are no rates of {guesses} guesses", where=where,
-                fix="give the part of all steps that keep each guess and those before it, none above the one before",
-            )  # fmt: skip
+            fix = "give the part of all steps that keep each guess and those before it, none above the one before"
+            raise UserError(f"{value} are no rates of {guesses} guesses", where=where, fix=fix)
         return Carried(rates, f"rates {', '.join(f'{rate:g}' for rate in rates)}")
     if kind == "published":
         value, source = _published(value, said.get("scale", "7b"), said.get("block_size", guesses + 1), where)
@@ -77,10 +75,9 @@ def _published(benchmark: Any, scale: str, block_size: int, where: str) -> tuple
     rows = published("4", scale=scale, benchmark=benchmark, block_size=block_size, threshold=0.95)
     values = [row.value for row in rows if row.metric == "tokens_per_forward"]
     if not values:
-        raise UserError(
-            f"the paper has no tokens per forward of {benchmark} at {scale}, B = {block_size}", where=where,
-            fix="name one of its benchmarks, or average, a scale of 0.5b or 7b, and a block size of its Table 4",
-        )  # fmt: skip
+        what = f"the paper has no tokens per forward of {benchmark} at {scale}, B = {block_size}"
+        fix = "name one of its benchmarks, or average, a scale of 0.5b or 7b, and a block size of its Table 4"
+        raise UserError(what, where=where, fix=fix)
     return values[0], f"the paper's Table 4, {benchmark}, {scale}, B = {block_size}, tau = 0.95"
 
 
@@ -91,7 +88,6 @@ def _in_file(file: Path, guesses: int) -> Any:
     except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, StopIteration, RecursionError) as error:
         raise UserError(f"no table of acceptance: {error}", where=str(file), fix="see docs/sweeps.md") from error
     if guesses not in by_guesses:
-        raise UserError(
-            f"it has nothing for {guesses} drafts", where=str(file), fix=f"it has: {', '.join(map(str, by_guesses))}"
-        )
+        fix = f"it has: {', '.join(map(str, by_guesses))}"
+        raise UserError(f"it has nothing for {guesses} drafts", where=str(file), fix=fix)
     return by_guesses[guesses]

@@ -151,10 +151,8 @@ def _check(contenders: list[Line]) -> None:
         raise UserError(f"{COMPILED_AR!r} is not 'ar', compiled", fix="give `ar` compiled: [false, true] in its place")
     uncompared = next((contender.name for contender in contenders if contender.compiled), None)
     if uncompared is not None and compiled is None:
-        raise UserError(
-            f"{uncompared!r} has no compiled 'ar' to be held against",
-            fix="give `ar` compiled: [false, true], so that compiled races against compiled",
-        )
+        fix = "give `ar` compiled: [false, true], so that compiled races against compiled"
+        raise UserError(f"{uncompared!r} has no compiled 'ar' to be held against", fix=fix)
 
 
 def _contenders(given: Any, number: int) -> Iterator[Line]:

@@ -158,6 +158,5 @@ def full_disk_explained(folder: Path) -> Iterator[None]:
     except Exception as error:
         if shutil.disk_usage(nearest_existing(folder)).free >= _FULL:
             raise
-        raise UserError(
-            "the disk is full", where=str(folder), fix="free some space; the same command then goes on where it stopped"
-        ) from error
+        fix = "free some space; the same command then goes on where it stopped"
+        raise UserError("the disk is full", where=str(folder), fix=fix) from error

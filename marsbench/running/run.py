@@ -48,10 +48,8 @@ class Run:
     def asked(self, plan: TablePlan) -> list[str]:
         names = plan.of(self.benchmarks or self.scale.benchmarks)
         if not names:
-            raise UserError(
-                f"{plan.name} asks none of {', '.join(self.benchmarks)}",
-                fix=f"choose among {', '.join(plan.benchmarks)}, or what the world has for them (mini_..., hard_...)",
-            )
+            fix = f"choose among {', '.join(plan.benchmarks)}, or what the world has for them (mini_..., hard_...)"
+            raise UserError(f"{plan.name} asks none of {', '.join(self.benchmarks)}", fix=fix)
         return names
 
     def questions(self, wanted: int | None) -> int | None:

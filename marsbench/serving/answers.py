@@ -65,10 +65,8 @@ class Answers:
         """Refuse a text that cannot fit before it is taken apart, which takes a hundred times its memory."""
         most = self.ready.context * self._longest
         if characters > most:
-            raise ApiError.wrong(
-                f"this model's context is {self.ready.context} tokens, which have {most:,} characters at most; these "
-                f"are {characters:,}", param, "context_length_exceeded",
-            )  # fmt: skip
+            what = f"this model's context is {self.ready.context} tokens, {most:,} characters; these are {characters:,}"
+            raise ApiError.wrong(what, param, "context_length_exceeded")
 
     async def _chat_ids(self, turns: list[dict[str, str]]) -> list[int]:
         template = functools.partial(
@@ -118,10 +116,8 @@ class Answers:
         room = ready.context - len(ids)
         wanted = min(self.settings.max_new_tokens, max(room, 1)) if limit is None else limit
         if wanted > room:
-            raise ApiError.wrong(
-                f"this model's context is {ready.context} tokens; the prompt has {len(ids)} and {wanted} are to follow",
-                param, "context_length_exceeded",
-            )  # fmt: skip
+            what = f"this model's context is {ready.context} tokens, the prompt has {len(ids)}, {wanted} are to follow"
+            raise ApiError.wrong(what, param, "context_length_exceeded")
         return wanted
 
     def _method(self, body: AnyRequest) -> MethodName:

@@ -157,9 +157,8 @@ def listen(host: str, port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
     except OSError as error:
-        raise UserError(
-            f"cannot listen: {error.strerror}", where=f"{host}:{port}", fix="give another --host or --port"
-        ) from error
+        fix = "give another --host or --port"
+        raise UserError(f"cannot listen: {error.strerror}", where=f"{host}:{port}", fix=fix) from error
     return listening
 
 
@@ -196,10 +195,9 @@ async def _serve(settings: Settings, own: socket.socket, say: Callable[[str], No
         if engine.fatal is not None:
             raise engine.fatal
         if engine.ready is not None and settings.method not in (None, *engine.ready.methods):
-            raise UserError(
-                f"method {settings.method!r} needs a checkpoint trained with masks", where=settings.checkpoint,
-                fix="use a MARS checkpoint, --method ar, or --untrained-masks to see what happens without",
-            )  # fmt: skip
+            what = f"method {settings.method!r} needs a checkpoint trained with masks"
+            fix = "use a MARS checkpoint, --method ar, or --untrained-masks to see what happens without"
+            raise UserError(what, where=settings.checkpoint, fix=fix)
         config = uvicorn.Config(
             build(engine), log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="off",
             backlog=_WAITING, limit_concurrency=settings.max_connections, ws="none",

@@ -81,10 +81,8 @@ def usual_dtype(device: str) -> str:
 def slots_within(settings: Settings, of_one: int, free: int) -> tuple[int, str]:
     """How many slots the cache may have, of `free`, with rows of `of_one`; and a warning where rows cannot be full."""
     if settings.kv_slots is not None and settings.kv_slots < of_one:
-        raise UserError(
-            f"a cache of {settings.kv_slots} slots cannot hold one request of the model's context",
-            fix=f"give --kv-slots {of_one} or more",
-        )
+        what = f"a cache of {settings.kv_slots} slots cannot hold one request of the model's context"
+        raise UserError(what, fix=f"give --kv-slots {of_one} or more")
     if settings.kv_slots is not None:
         return settings.kv_slots, ""
     full, room = settings.max_rows * of_one, max(of_one, int(_OF_FREE * free))
