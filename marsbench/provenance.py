@@ -13,9 +13,7 @@ from typing import Any
 NODE = "MARSBENCH_NODE"  # the environment variable that names this machine in a cluster
 _PATIENCE_S = 20.0  # with the driver
 BUSY_CORES = 0.1  # what others may use before it is worth a word
-PACKAGES = (
-    "marsbench", "torch", "transformers", "accelerate", "lm_eval", "evalplus", "scipy", "numpy", "llama_cpp_python",
-)  # fmt: skip
+PACKAGES = "marsbench torch transformers accelerate lm_eval evalplus scipy numpy llama_cpp_python"
 
 
 def provenance(*, seed: int) -> dict[str, Any]:
@@ -61,7 +59,7 @@ def _commit() -> dict[str, Any]:
 @cache
 def package_versions() -> dict[str, str]:
     versions = {}
-    for package in PACKAGES:
+    for package in PACKAGES.split():
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
     return versions

@@ -37,10 +37,7 @@ AskedBenchmark = Annotated[str, typer.Option(help="What was asked: see `marsbenc
 GridFile = Annotated[Path | None, typer.Option(help="YAML of contenders and batch sizes [default: the scale's own].")]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer prompts, laps and batch sizes, as the grid says.")]
 
-Jobs = Annotated[
-    int | None,
-    typer.Option(min=1, help="Processes at a time [default: one per GPU; without GPUs, one per core for the world]."),
-]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes [default: one per GPU, else per core of the world].")]
 ClusterAddress = Annotated[
     str | None,
     typer.Option("--cluster", metavar="auto|ADDRESS", help="Work on a Ray cluster, this machine's or at an address."),

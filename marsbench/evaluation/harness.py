@@ -162,19 +162,14 @@ def answer(exam: Exam, log: AnswerLog, answering: Answering, max_new_tokens: int
         def finished(index: int, done: Generation) -> None:
             (number, request), (_, cut) = todo[index], prompts[index]
             target = str(exam.tasks[request.task_name].doc_to_target(request.doc))
-            log.add(
-                LoggedAnswer(
-                    number, answering.text(done.tokens), done.emitted, done.forwards, done.finish == "eos", target,
-                    cut, digest_of(done.tokens),
-                )
-            )  # fmt: skip
+            text, digest, ended = answering.text(done.tokens), digest_of(done.tokens), done.finish == "eos"
+            log.add(LoggedAnswer(number, text, done.emitted, done.forwards, ended, target, cut, digest))
             progress(min(len(log.answers), asked), asked)
 
         encoded = [tokenizer(request.args[0], add_special_tokens=False).input_ids for _, request in todo]
         prompts = [without_beginning(ids, room) for ids in encoded]
-        answering.decode(
-            [Request(prompt, max_new_tokens, answering.threshold) for prompt, _ in prompts], on_finished=finished
-        )
+        asking = [Request(prompt, max_new_tokens, answering.threshold) for prompt, _ in prompts]
+        answering.decode(asking, on_finished=finished)
 
     return evaluate(exam, log.answers, tokenizer, decode)
 

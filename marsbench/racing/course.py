@@ -71,10 +71,8 @@ class Questions:
                 scored = evaluate(exam.only(new), answers)
                 for answer, correct in zip(scored.answers, scored.correct, strict=True):
                     self._scores[name, answer.doc_id, answer.response] = correct
-        return [
-            self._scores[question.benchmark, question.doc_id, response]
-            for question, response in zip(self.questions, responses, strict=True)
-        ]
+        answered = zip(self.questions, responses, strict=True)
+        return [self._scores[question.benchmark, question.doc_id, response] for question, response in answered]
 
     def fingerprint(self) -> str:
         """Sixteen hexadecimal digits over the prompts and all that decides their scores."""

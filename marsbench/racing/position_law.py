@@ -66,10 +66,8 @@ def windows_by_rows(law: PositionLaw, rows: int, widest: int, acceptance: Sequen
 
 def in_words(windows: Sequence[int]) -> str:
     """A table of windows by rows: "up to 2 rows 4 tokens, up to 4 rows 3 tokens, above ar"."""
-    parts = [
-        f"up to {sum(each >= window for each in windows)} rows {window} tokens"
-        for window in sorted({*windows} - {1}, reverse=True)
-    ]
+    wider = sorted({*windows} - {1}, reverse=True)
+    parts = [f"up to {sum(each >= window for each in windows)} rows {window} tokens" for window in wider]
     return ", ".join([*parts, "above ar"] if parts else ["ar at any number of rows"])
 
 

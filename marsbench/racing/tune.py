@@ -37,16 +37,14 @@ class Advice:
     def summary(self, batch_size: int, max_points_lost: float) -> str:
         points = "1 point" if max_points_lost == 1 else f"{max_points_lost:g} points"
         best, condition = self.expected, f"at batch size {batch_size}, losing at most {points}"
+        ar, fast = f"{condition}: --method ar", f"{best.speed_up:.2f} times"
         if self.raced is None:
-            return f"{condition}: --method ar\nnothing is expected to be faster"
+            return f"{ar}\nnothing is expected to be faster"
         raced = f"{self.raced.value:.2f} [{self.raced.interval.low:.2f}, {self.raced.interval.high:.2f}]"
         if self.raced.value <= 1:
-            return (
-                f"{condition}: --method ar\n{best.contender.name} was expected to be {best.speed_up:.2f} times as "
-                f"fast, and raced {raced}"
-            )
+            return f"{ar}\n{best.contender.name} was expected to be {fast} as fast, and raced {raced}"
         return (
-            f"{condition}: {best.contender.typed}\nexpected {best.speed_up:.2f} times ar, raced {raced}; "
+            f"{condition}: {best.contender.typed}\nexpected {fast} ar, raced {raced}; "
             f"{best.tokens_per_forward:.2f} tokens/forward, {best.points_lost:+.1f} points lost on these questions"
         )
 

@@ -63,14 +63,11 @@ class Checkpoints:
         name, size = trained
         option, suffix = ("", "") if size is None else (f" --block-size {size}", f"-b{size}")
         if drafts_from_afar(trained, self._scale):
-            return (
-                f"scale {self._scale.scale} trains no draft models; name a smaller model's checkpoint with "
-                f"--checkpoint {name}{suffix}=..."
-            )
-        return (
-            f"no checkpoint of stage {name} is published; train it with marsbench train {name} "
-            f"--scale {self._scale.scale}{option}, or name one with --checkpoint {name}{suffix}=..."
-        )
+            why = f"scale {self._scale.scale} trains no draft models; name a smaller model's checkpoint"
+        else:
+            trains = f"marsbench train {name} --scale {self._scale.scale}{option}"
+            why = f"no checkpoint of stage {name} is published; train it with {trains}, or name one"
+        return f"{why} with --checkpoint {name}{suffix}=..."
 
     # ---- loaded ----
 

@@ -114,10 +114,8 @@ class TrainingSpeed(NamedTuple):
     def in_words(self) -> str:
         rates = sorted(count / took for count, took in zip(self.tokens, self.seconds, strict=True))
         peak = "peak memory unknown" if self.peak_bytes is None else f"{self.peak_bytes / 2**30:.2f} GiB at its peak"
-        return (
-            f"{self.stage}: {median(rates):,.0f} tokens/s ({rates[0]:,.0f} to {rates[-1]:,.0f} "
-            f"in {len(rates)} steps), {peak}"
-        )
+        spread = f"{rates[0]:,.0f} to {rates[-1]:,.0f} in {len(rates)} steps"
+        return f"{self.stage}: {median(rates):,.0f} tokens/s ({spread}), {peak}"
 
 
 class _Enough(Exception):
