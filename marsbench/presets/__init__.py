@@ -8,7 +8,6 @@ from importlib import resources
 from typing import Any, Literal
 
 import yaml
-from pydantic import TypeAdapter
 
 from marsbench.errors import UserError, check_known
 
@@ -182,9 +181,6 @@ class Preset:
         )
 
 
-_READER = TypeAdapter(Preset)
-
-
 def scales() -> list[str]:
     return sorted(file.name.removesuffix(".yaml") for file in _FILES.iterdir() if file.name.endswith(".yaml"))
 
@@ -210,9 +206,11 @@ def option_for(scale: str) -> str:
 @cache
 def preset(scale: str) -> Preset:
     check_known("scale", scale, scales())
+    from pydantic import TypeAdapter  # `--help` has no time for it
+
     values = yaml.safe_load((_FILES / f"{scale}.yaml").read_text(encoding="utf-8"))
     values["published"] = {stage: _beside(place) for stage, place in values.get("published", {}).items()}
-    return _READER.validate_python({"scale": scale, **values})
+    return TypeAdapter(Preset).validate_python({"scale": scale, **values})
 
 
 def _beside(place: str) -> str:
