@@ -18,7 +18,7 @@ from marsbench.line import TrainedStage
 from marsbench.methods import METHODS
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR
-from marsbench.rows.kinds import EvaluationRow, Row, SweepRow, TrainingRow
+from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, TrainingRow
 from marsbench.rows.workspace import Workspace
 from marsbench.running.cells import Cells
 from marsbench.running.checkpoints import Checkpoints
@@ -28,8 +28,7 @@ from marsbench.statistics.decisions import Verdict
 from marsbench.statistics.intervals import Answers
 from marsbench.studies import gains, regime
 from marsbench.studies.gains import MEASURED, cross_fitted, fastest_within
-from marsbench.studies.real_model import STUDY
-from marsbench.studies.real_model.lossless_lines import (
+from marsbench.studies.real_model import (
     AR,
     AR_OF_MARS,
     BASE,
@@ -38,6 +37,7 @@ from marsbench.studies.real_model.lossless_lines import (
     IN_BF16,
     OUTSIDERS,
     PLAN,
+    STUDY,
 )
 
 # ---- choosing a threshold -------------------------------------------------------------------------------------------
@@ -260,10 +260,11 @@ def test_the_page_is_made_and_made_once(output: Path) -> None:
     dtypes = ["float32", "bfloat16"] if reads_bf16() else ["float32"]
     assert list(races) == [(dtype, prompts) for dtype in dtypes for prompts in (4, 2)]
     for (dtype, prompts), sweep in races.items():  # a race that held another's rows would have two of a contender
-        more = {*OUTSIDERS, "hf-generate", "ar, again"} if prompts == 2 else set[str]()
+        more = {*(line.name for line in OUTSIDERS), "hf-generate", "ar, again"} if prompts == 2 else set[str]()
         assert {row.contender for row in sweep.rows} == {*GRID_NAMES, *more}
         assert prompts == 2 or len(sweep.rows) == 2 * len(GRID_NAMES)
-        assert {row.dtype for row in sweep.rows} == {dtype} and sweep.step_times and sweep.step_times.dtype == dtype
+        assert {row.dtype for row in sweep.rows} == {dtype}
+    assert {row.dtype for row in rows if isinstance(row, StepTimeRow)} == {*dtypes}
     page = (workspace.reports / "real-model.md").read_text()
     assert "In part" not in page and all(f"{dtype}, batch 1" in page for dtype in dtypes)
     before = workspace.row_file.read_bytes()

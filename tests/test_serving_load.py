@@ -14,8 +14,7 @@ from marsbench.presets import preset
 from marsbench.rows.kinds import ServingRow
 from marsbench.rows.workspace import Workspace, read_rows
 from marsbench.running.run import Run
-from marsbench.studies.serving import STUDY, policies
-from marsbench.studies.serving.findings import Cells, goodput, lost, typical
+from marsbench.studies.serving import STUDY, Cells, policies, typical
 from marsbench.studies.serving.load import Heard, read_answer
 from marsbench.studies.serving.measuring import Targets, arrivals, serving_rows, summed
 
@@ -48,8 +47,6 @@ def test_numbers_of_a_lap() -> None:
     assert summed(answered, Targets(0.06, 0.0099))["good"] == 0
     nobody = summed([Heard(0.0, 0.0, 429)], Targets())
     assert nobody["answered"] == 0 and nobody["whole"] == [] and nobody["tau"] == 1.0
-    row = made_up("ar", "steady", 1.0, 0, 1.0)
-    assert goodput(row) == 2 and lost([row, replace(row, answered=8)]) == 2
     found = typical([80.0, 20.0, 60.0])
     assert 20 < found.value < 80 and 0 < found.interval.low < found.value < found.interval.high
     assert typical([0.0, 20.0, 60.0]).interval.low >= 0

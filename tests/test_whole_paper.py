@@ -380,5 +380,5 @@ def test_filters_narrow_to_the_cell() -> None:
     assert published("2", scale="0.5b", method="jacobi") == []
     with pytest.raises(UserError, match="choose one of: 2, 3, 4"):
         published("7")
-    with pytest.raises(TypeError, match="blocksize"):
+    with pytest.raises(AttributeError, match="blocksize"):
         published("2", blocksize=4)

@@ -1,7 +1,6 @@
 """Claims on the lines of a table: each compares some of them on the benchmarks that all of these were measured on.
 
-A benchmark gives an effect of its own, and the claim's is their mean; where these are not all benchmarks that the
-table asks, the finding says so. Published effects are worked out of the paper's own averages.
+The effect is the mean of those of the benchmarks. Published effects are worked out of the paper's own averages.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,75 +24,63 @@ from marsbench.statistics.intervals import (
 
 Shared = Mapping[str, Sequence[EvaluationRow]]  # benchmark -> the rows of the lines compared, in their order
 Published = Callable[[str], float | None]  # scale -> the same effect between the paper's numbers; None without them
-_SAID = "text", "name"  # what may follow the lines of a claim, in this order; its other fields by name
-_MORE = Bound(low=0.0)
+_MORE: dict[str, Any] = {"bound": Bound(low=0.0), "signed": True}
 
 
-def more_accurate(
-    plan: TablePlan, first: str, second: str, *said: str, margin: float = 0.0, bound: Bound | None = None, **more: Any
-) -> Claim:
+def more_accurate(plan: TablePlan, first: str, second: str, *said: str, margin: float = 0.0, **more: Any) -> Claim:
     """Line `first` is more accurate than line `second`; with a margin, at least not `margin` points less so.
 
-    `only`, in `more`: the benchmarks that count; none = all.
+    `said`, here and below: the claim's text and its name; `more`: other fields, and `only`, the benchmarks that count.
     """
 
     def difference(shared: Shared) -> Estimate:
         a, b = ({name: rows[place].correct for name, rows in shared.items()} for place in (0, 1))
         return paired_difference(a, b)
 
-    more = {"compared": f"{label(plan, first)} minus {label(plan, second)}", **more}
-    published = more.pop("published", None) or _published(plan, (first, second), "accuracy", sub)
-    bound = bound or Bound.losing_less_than(margin)
-    return _claim(plan, (first, second), difference, published, said, bound=bound, signed=True, **more)
+    compared, bound = f"{label(plan, first)} minus {label(plan, second)}", Bound(low=0.0 - margin)  # no -0.0
+    papers = _published(plan, (first, second), "accuracy", sub)
+    fields = {"bound": bound, "signed": True, "compared": compared, "published": papers, **more}
+    return _claim(plan, (first, second), difference, said, **fields)
 
 
 as_accurate = partial(more_accurate, margin=1.0)  # points that may be lost: less than the paper says MARS gains
 
 
 def emits(plan: TablePlan, line: str, bound: Bound, *said: str, **more: Any) -> Claim:
-    fields = {"bound": bound, "unit": TOKENS, "compared": f"tokens/forward of {label(plan, line)}", **more}
-    published = _published(plan, (line,), "tokens_per_forward", lambda value: value)
-    return _claim(plan, (line,), _mean(lambda row: row.tokens_per_forward), published, said, **fields)
+    compared, papers = f"tokens/forward of {label(plan, line)}", _published(plan, (line,), "tokens_per_forward", float)
+    fields = {"bound": bound, "unit": TOKENS, "compared": compared, "published": papers, **more}
+    return _claim(plan, (line,), _mean(lambda row: row.tokens_per_forward), said, **fields)
 
 
 def emits_more(plan: TablePlan, first: str, second: str, *said: str, **more: Any) -> Claim:
-    published = _published(plan, (first, second), "tokens_per_forward", sub)
-    fields = {"bound": _MORE, "unit": TOKENS, "signed": True, **more}
     effect = _mean(lambda a, b: speed_difference(a.answers, b.answers))
-    return _claim(plan, (first, second), effect, published, said, **fields)
+    fields = {"unit": TOKENS, "published": _published(plan, (first, second), "tokens_per_forward", sub), **more}
+    return _claim(plan, (first, second), effect, said, **_MORE | fields)
 
 
 def gains_more(plan: TablePlan, first: tuple[str, str], second: tuple[str, str], *said: str, **more: Any) -> Claim:
     """What one line gains over another in accuracy is more than what a third gains over a fourth."""
-    published = more.pop("published", None) or _published(
-        plan, (*first, *second), "accuracy", lambda a, b, c, d: (a - b) - (c - d)
-    )
-    fields = {"bound": _MORE, "signed": True, **more}
+    papers = _published(plan, (*first, *second), "accuracy", lambda a, b, c, d: (a - b) - (c - d))
     gain = _mean(lambda a, b, c, d: gain_difference((a.correct, b.correct), (c.correct, d.correct)), 100)
-    return _claim(plan, (*first, *second), gain, published, said, **fields)
+    return _claim(plan, (*first, *second), gain, said, **_MORE | {"published": papers, **more})
 
 
 def lies_above(
-    plan: TablePlan, curves: Mapping[str, Sequence[str]], *said: str, margin: float = 0.0, **more: Any
+    plan: TablePlan, first: Sequence[str], second: Sequence[str], *said: str, margin: float = 0.0, **more: Any
 ) -> Claim:
-    """One curve of accuracy against tokens per forward pass lies above another, or at most `margin` points below.
-
-    `curves` holds the two, each by its words in print: its lines, one for each threshold. `margin` is in points.
-    """
-    first, second = curves.values()
+    """A curve of accuracy over tokens per forward pass lies above another, or at most `margin` points below."""
 
     def advantage(*rows: EvaluationRow) -> Estimate:
         points = [row.answers for row in rows]
         return curve_advantage(points[: len(first)], points[len(first) :])
 
-    fields = {"bound": Bound.losing_less_than(margin), "signed": True, **more}
-    published = partial(_published_gap, plan, first, second)
-    return _claim(plan, (*first, *second), _mean(advantage, 100), published, said, **fields)
+    fields = {"bound": Bound(low=0.0 - margin), "published": partial(_published_gap, plan, first, second), **more}
+    return _claim(plan, (*first, *second), _mean(advantage, 100), said, signed=True, **fields)
 
 
 def line_numbers(plan: TablePlan, line: str) -> tuple[Claim, Claim]:
     """A line's accuracy in points and its tokens per forward pass: what nothing is claimed of."""
-    return _claim(plan, (line,), _mean(_right, 100), lambda scale: None, bound=Bound()), emits(plan, line, Bound())
+    return _claim(plan, (line,), _mean(_right, 100), (), bound=Bound()), emits(plan, line, Bound())
 
 
 def _right(row: EvaluationRow) -> Estimate:
@@ -108,35 +95,23 @@ def label(plan: TablePlan, name: str) -> str:
 
 
 def _claim(
-    plan: TablePlan, lines: tuple[str, ...], effect: Callable[[Shared], Estimate], published: Published,
-    said: Sequence[str] = (), only: Sequence[str] = (*BENCHMARKS,), **fields: Any,
+    plan: TablePlan, lines: tuple[str, ...], effect: Callable[[Shared], Estimate], said: Sequence[str],
+    only: Sequence[str] = (*BENCHMARKS,), **fields: Any,
 ) -> Claim:  # fmt: skip
     def measure(rows: Sequence[Row]) -> Measured:
         cells = latest_cells(rows)
         done = [done_cells(cells, line) for line in lines]
         names = [name for name in only if all(name in of_line for of_line in done)]
         shared = {name: [of_line[name] for of_line in done] for name in names}
-        if not shared:
-            return Measured()
+        dtypes = sorted({row.dtype for of_name in shared.values() for row in of_name})
+        if len(dtypes) > 1:
+            return Measured(reason=f"not comparable: several types of weights ({', '.join(dtypes)})")
         try:
-            _alike(shared)
-            return Measured(effect(shared), tuple(shared), len(columns(plan)))
-        except ValueError as error:
+            return Measured(effect(shared), tuple(shared), len(columns(plan))) if shared else Measured()
+        except ValueError as error:  # such as other numbers of questions
             return Measured(reason=f"not comparable: {error}")
 
-    known = {**dict(zip(_SAID, said, strict=False)), **fields}
-    return Claim(measure=measure, published=published, lines=lines, **known)
-
-
-def _alike(shared: Shared) -> None:
-    """Refuses rows that cannot be paired: of several types of weights, or of other numbers of questions."""
-    features: list[tuple[str, set[Any]]] = [
-        ("types of weights", {row.dtype for rows in shared.values() for row in rows})
-    ]
-    features += [("numbers of questions", {len(row.correct) for row in rows}) for rows in shared.values()]
-    for what, values in features:
-        if len(values) > 1:
-            raise ValueError(f"several {what} ({', '.join(map(str, sorted(values)))})")
+    return Claim(measure=measure, lines=lines, **{**dict(zip(("text", "name"), said, strict=False)), **fields})
 
 
 def _mean(effect: Callable[..., Estimate], factor: float = 1.0) -> Callable[[Shared], Estimate]:
@@ -160,11 +135,10 @@ def _published_gap(plan: TablePlan, first: Sequence[str], second: Sequence[str],
         {line.name: published_values(plan, line, scale, metric) for line in plan.lines}
         for metric in ("tokens_per_forward", "accuracy")
     )
-    gaps = []
-    for name in columns(plan):
-        if not all(name in of_line for line in (*first, *second) for of_line in (speeds[line], heights[line])):
-            return None
-        gaps.append(
-            points_gap(*([(speeds[line][name], heights[line][name]) for line in lines] for lines in (first, second)))
-        )
+    gaps, names = [], columns(plan)
+    if not all(of[line].keys() >= names.keys() for of in (speeds, heights) for line in (*first, *second)):
+        return None
+    for name in names:
+        a, b = ([(speeds[line][name], heights[line][name]) for line in lines] for lines in (first, second))
+        gaps.append(points_gap(a, b))
     return sum(gaps) / len(gaps)

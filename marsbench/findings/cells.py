@@ -1,6 +1,6 @@
 """Finding the measurement that belongs in a place of a report, or the paper's number, which is labelled in print."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from statistics import mean
 
 from marsbench.findings.in_words import one_line
@@ -8,7 +8,6 @@ from marsbench.line import Line, TrainedStage
 from marsbench.paper import published
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, TrainingRow
 from marsbench.running.plans import TablePlan
-from marsbench.statistics.intervals import Estimate, mean_of_benchmarks
 from marsbench.world import modelled_on
 
 # The six benchmarks in the paper's order, and its column heads.
@@ -61,12 +60,6 @@ def same_answers(one: Mapping[str, EvaluationRow], other: Mapping[str, Evaluatio
 def why_none(row: Row | None) -> str:
     """Why there is no number: "not run", or the status of the row with its reason."""
     return "not run" if row is None else f"{row.status}: {one_line(row.reason)}"
-
-
-def means(rows: Collection[EvaluationRow]) -> tuple[Estimate, Estimate]:
-    """Tokens per forward pass of a line and its accuracy as a fraction, benchmarks weighing the same; a row of each."""
-    speeds, shares = [row.tokens_per_forward for row in rows], [row.accuracy for row in rows]
-    return mean_of_benchmarks(speeds), mean_of_benchmarks(shares)
 
 
 PUBLISHED_SCALES = {"0.5b": "Qwen2.5 0.5B", "7b": "Qwen2.5 7B"}

@@ -1,7 +1,6 @@
 """A claim as data: what it measures, the bound that the effect must keep, and what pages need to know of it.
 
-Numbers travel as floats. `rendering/claims_in_words.py` puts into words what a claim says, tests and finds; nothing
-reads words back, those that a claim itself holds neither.
+Numbers travel as floats; `rendering/claims_in_words.py` puts them into words, which nothing reads back.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,15 +45,12 @@ class Measured(NamedTuple):
     counts: str = ""  # what its n counts, where that is not questions
 
 
-NOT_MEASURED = Measured()
-
-
 @dataclass(frozen=True)
 class Finding:
     """What rows say of a claim: the effect, and on which side of the bound it lies."""
 
     claim: "Claim" = field(compare=False)  # findings are the same that say the same
-    measured: Measured = NOT_MEASURED
+    measured: Measured = field(default_factory=Measured)
     side: Verdict = "not run"  # by its own interval
     seeds: int = 1  # training seeds behind it
     p: float | None = None  # of the side, see `decisions.p_value`
@@ -125,21 +121,20 @@ class Claim:
         return Finding(self, measured, self.bound.verdict(measured.estimate.interval))
 
     def over(self, seeds: Iterable[Sequence[Row]]) -> Finding:
-        """What all training seeds say of it together; an entry of `seeds` holds the rows of one.
-
-        A seed counts if it was measured on as much as the one that was measured on the most. With one, the interval is
-        that of its questions alone.
-        """
+        """What all seeds, by their rows, say of it together; those count that were measured on as much as any."""
         every = [(rows, self.of(rows)) for rows in map(self.prepared, seeds)]
-        alone = [(rows, finding, finding.estimate) for rows, finding in every if finding.estimate is not None]
-        if not alone:
+        if not (known := [finding.measured for _, finding in every if finding.estimate is not None]):
             return every[0][1] if every else Finding(self)
-        most = max(_extent(finding.measured) for _, finding, _ in alone)
-        alone = [seed for seed in alone if _extent(seed[1].measured) == most]
-        together = alone[0][1] if len(alone) == 1 else self.of(pooled([self._compared(rows) for rows, _, _ in alone]))
+        most = max(map(_extent, known))
+        alone = [(rows, finding) for rows, finding in every if _extent(finding.measured) == most]
+        compared = [  # to pool the answers of all lines of a table takes a while
+            [row for row in rows if not self.lines or not isinstance(row, EvaluationRow) or row.arm in self.lines]
+            for rows, _ in alone
+        ]
+        together = alone[0][1] if len(alone) == 1 else self.of(pooled(compared))
         if together.estimate is None:
             return together
-        values = [estimate.value for _, _, estimate in alone]
+        values = [finding.estimate.value for _, finding in alone if finding.estimate is not None]
         estimate = over_seeds(together.estimate, values)
         if self.unit == POINTS:  # accuracies cannot differ by more, which Student's law does not know
             low, high = max(estimate.interval.low, -_MOST_POINTS), min(estimate.interval.high, _MOST_POINTS)
@@ -159,10 +154,6 @@ class Claim:
             self.over(every),
             beside=tuple((words, replace(other, prepared=self.prepared).over(every)) for words, other in self.beside),
         )
-
-    def _compared(self, rows: Sequence[Row]) -> list[Row]:
-        """Rows without the answers of lines that it does not compare: to pool all of a table's takes a while."""
-        return [row for row in rows if not self.lines or not isinstance(row, EvaluationRow) or row.arm in self.lines]
 
 
 def _extent(measured: Measured) -> tuple[int, tuple[str, ...], int]:

@@ -57,10 +57,7 @@ def whole_paper_folder(root: Path, scale: str) -> Path:
 
 
 def collection_of(workspace: Workspace, pages: Pages) -> Collection:
-    """The rows of one scale, whose folders `workspace` holds at seed 0.
-
-    A page that was made at any training seed is shown its lines at all of them, whatever page measured them there.
-    """
+    """The rows of one scale at all training seeds, whatever page measured them; `workspace` is that of seed 0."""
     places = workspace.seeds()
     stored = cache(_of_scale)
     rows: dict[str, dict[int, Sequence[Row]]] = {}
@@ -80,10 +77,9 @@ def collection_of(workspace: Workspace, pages: Pages) -> Collection:
 
 def alone(workspace: Workspace, pages: Pages) -> Collection:
     """The rows of one store, without those of other training seeds."""
-    rows = _of_scale(workspace)
-    return Collection(
-        workspace.scale, {page: {0: pages[page].of(rows)} for page in workspace.pages if page in pages}, {}
-    )
+    stored = _of_scale(workspace)
+    rows = {page: {0: pages[page].of(stored)} for page in workspace.pages if page in pages}
+    return Collection(workspace.scale, rows, {})
 
 
 def _made_at(place: Workspace, page: str) -> Workspace | None:

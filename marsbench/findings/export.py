@@ -57,26 +57,20 @@ def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def derived(row: Row) -> dict[str, float]:
-    """What a reader wants of a row beside its raw values; empty for rows without such numbers.
+    """What a reader wants of a row beside its raw values, if anything.
 
-    `accuracy` is a fraction, benchmarks weighing the same; `speed_up` is over `ar` of the same race (compiled where
-    the row is: `options.compiled`), with its interval.
+    `accuracy` is a fraction; `speed_up` is over `ar` of the same race, compiled where the row is, with its interval.
     """
-    if row.status != "done":
-        return {}
-    if isinstance(row, EvaluationRow):
+    if row.status == "done" and isinstance(row, EvaluationRow):
         return {"accuracy": row.accuracy.value, "tokens_per_forward": row.tokens_per_forward.value}
-    if isinstance(row, SweepRow):
-        numbers = {"accuracy": row.accuracy.value, "tokens_per_forward": row.tokens_per_forward}
-        numbers["tokens_per_second"] = row.tokens_per_second
-        if ratio := speed_up(row):
-            numbers |= {
-                "speed_up": ratio.value,
-                "speed_up_low": ratio.interval.low,
-                "speed_up_high": ratio.interval.high,
-            }
-        return numbers
-    return {}
+    if row.status != "done" or not isinstance(row, SweepRow):
+        return {}
+    numbers = {"accuracy": row.accuracy.value, "tokens_per_forward": row.tokens_per_forward}
+    numbers["tokens_per_second"] = row.tokens_per_second
+    if ratio := speed_up(row):
+        limits = {"speed_up_low": ratio.interval.low, "speed_up_high": ratio.interval.high}
+        numbers |= {"speed_up": ratio.value, **limits}
+    return numbers
 
 
 def export(rows: Sequence[Row], file: Path) -> Path:

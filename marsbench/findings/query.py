@@ -26,10 +26,9 @@ class Query:
     seed: int | None = None  # the training seed of its rows, where it chooses between lines; None = of any
 
     def of(self, rows: Sequence[Row], asks: Asks | None = None) -> list[Row]:
-        """Its rows: trainings, rows of its kinds, then answers in the order of its lines.
+        """Its rows: trainings, rows of its kinds, then answers in the order of its lines; of several, the best.
 
-        Of several trainings of a stage, and several rows of a cell, the best counts, see `ranked`. A line without a row
-        on each benchmark that its plan `asks` is left out; unless given, those of any of its lines here.
+        A line without a row on each benchmark that its plan `asks` is left out; unless given, those of any line here.
         """
         answers, trainings = [*self._answers(rows)], [row for row in rows if isinstance(row, TrainingRow)]
         own = [row for row in rows if type(row) in self.kinds and getattr(row, "grid", self.page) == self.page]
@@ -39,13 +38,11 @@ class Query:
             chosen = max(cells[plan.key, line.name].get(row.benchmark, row), row, key=rank)
             cells[plan.key, line.name][row.benchmark] = replace(chosen, arm=line.name)
         wanted = self.asks(rows) if asks is None else asks
-        shown = [
-            row
-            for plan in self.plans
-            for line in plan.lines
-            if {name for key, name in wanted if key == plan.key} <= (by_benchmark := cells[plan.key, line.name]).keys()
-            for row in by_benchmark.values()
-        ]
+        shown = list[Row]()
+        for plan in self.plans:
+            names = {name for key, name in wanted if key == plan.key}
+            by_line = [cells[plan.key, line.name] for line in plan.lines]
+            shown += [row for of_line in by_line if names <= of_line.keys() for row in of_line.values()]
         best = {TrainedStage(row.stage, row.block_size): row for row in sorted(trainings, key=rank)}
         scale = preset(trainings[0].scale) if trainings else None
         stages = parents_first(self.stages(scale), scale) if scale else ()
@@ -71,9 +68,8 @@ class Query:
 def ranked(rows: Iterable[Row], wanted: Iterable[Row]) -> Callable[[Row], Any]:
     """What a row is chosen by among others of the same cell: the greatest.
 
-    It is finished; of the root with most of the `wanted` rows, of equal ones the newer; of most questions; the newest.
-    The root of a row is the first training of its checkpoint's lineage: where a recipe was trained twice, the lines of
-    a page are so of one lineage, as far as that has them.
+    It is finished; of the root (the first training of its lineage) with most of the `wanted` rows, so that the lines of
+    a page are of one lineage where a recipe was trained twice, of equal ones the newer; of most questions; the newest.
     """
     made = [row for row in rows if isinstance(row, TrainingRow) and row.checkpoint]
     trainings = {row.checkpoint: row for row in made} | {row.decoded: row for row in made}

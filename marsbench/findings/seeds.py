@@ -21,24 +21,22 @@ class SeedRows(dict[int, Sequence[Row]]):
 def pooled(seeds: Sequence[Sequence[Row]]) -> list[Row]:
     """Rows that stand for several seeds: accuracies averaged per question, counts and laps' times summed.
 
-    Training steps stand side by side, as seeds train on different batches. What not all of them have measured alike
-    is left out.
+    Training steps stand side by side. What not all have measured alike is left out.
     """
-    by_place = [{_place(row): row for row in rows if type(row) in _PLACES} for rows in seeds]
+
+    def place(row: Row) -> Hashable:
+        return row.kind, *[getattr(row, field) for field in _PLACES[type(row)]]
+
+    by_place = [{place(row): row for row in rows if type(row) in _PLACES} for rows in seeds]
     pooled_rows = list[Row]()
-    for place in by_place[0]:
-        rows = [row for places in by_place if (row := places.get(place)) is not None and row.status == "done"]
+    for each in by_place[0]:
+        rows = [row for places in by_place if (row := places.get(each)) is not None and row.status == "done"]
         if len(rows) == len(by_place):
             fields = _TOGETHER.get(type(rows[0]), {})
             with suppress(KeyError, ValueError):  # a name that not all of them have, lists of unequal length
                 together = {name: put([vars(row)[name] for row in rows]) for name, put in fields.items()}
                 pooled_rows.append(replace(rows[0], **together))
     return pooled_rows
-
-
-def _place(row: Row) -> Hashable:
-    """What the rows of several seeds have in common, of the kinds that claims read."""
-    return row.kind, *[getattr(row, field) for field in _PLACES[type(row)]]
 
 
 def _sums(lists: Sequence[Sequence[Any]]) -> list[Any]:
@@ -61,7 +59,7 @@ def _joined(seeds: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [value for seed in seeds for value in seed[name]] for name in seeds[0]}
 
 
-_PLACES: dict[type[Row], tuple[str, ...]] = {
+_PLACES: dict[type[Row], tuple[str, ...]] = {  # what the rows of several seeds have in common
     EvaluationRow: ("arm", "benchmark"),
     SweepRow: ("contender", "batch_size"),
     TrainingRow: ("stage", "block_size"),

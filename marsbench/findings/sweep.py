@@ -10,8 +10,7 @@ import numpy as np
 from marsbench.findings.claims import Measured
 from marsbench.findings.in_words import machines, with_interval
 from marsbench.racing.grid import COMPILED_AR
-from marsbench.racing.position_law import PositionLaw, law_of
-from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
+from marsbench.rows.kinds import Row, SweepRow
 from marsbench.statistics.intervals import Estimate, median_ratio, paired_difference, percentiles, resamples
 
 A_A = "ar, again"  # `ar` raced against itself under another name
@@ -22,14 +21,12 @@ ALLOWED_LOSS = 1.0  # points of accuracy against `ar` that a setting may lose an
 @dataclass(frozen=True)
 class SweepCells:
     rows: Sequence[SweepRow]
-    step_times: StepTimeRow | None = None
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "SweepCells":
         """The sweep among rows; of a cell measured twice, the last. Carried acceptance says nothing of a checkpoint."""
         cells = {row.key: row for row in rows if isinstance(row, SweepRow) and "acceptance" not in row.options}
-        timed = [row for row in rows if isinstance(row, StepTimeRow)]
-        return cls(list(cells.values()), timed[-1] if timed else None)
+        return cls(list(cells.values()))
 
     @classmethod
     def by_race(cls, rows: Sequence[Row]) -> "dict[tuple[str, int], SweepCells]":
@@ -37,12 +34,11 @@ class SweepCells:
 
         In the order of the rows, of each type the one of most prompts first.
         """
-        ours = [row for row in rows if isinstance(row, SweepRow | StepTimeRow)]
         races: dict[tuple[str, int], SweepCells] = {}
-        for dtype in dict.fromkeys(row.dtype for row in ours if isinstance(row, SweepRow)):
-            alike = cls.of([row for row in ours if row.dtype == dtype])
-            for prompts in sorted({row.prompts for row in alike.rows}, reverse=True):
-                races[dtype, prompts] = cls([row for row in alike.rows if row.prompts == prompts], alike.step_times)
+        for dtype in dict.fromkeys(row.dtype for row in rows if isinstance(row, SweepRow)):
+            alike = [row for row in cls.of(rows).rows if row.dtype == dtype]
+            for prompts in sorted({row.prompts for row in alike}, reverse=True):
+                races[dtype, prompts] = cls([row for row in alike if row.prompts == prompts])
         return races
 
     @cached_property
@@ -52,7 +48,7 @@ class SweepCells:
 
     @cached_property
     def eager(self) -> "SweepCells":
-        return SweepCells([row for row in self.rows if not row.compiled], self.step_times)
+        return SweepCells([row for row in self.rows if not row.compiled])
 
     @property
     def heads(self) -> list[str]:
@@ -65,10 +61,6 @@ class SweepCells:
     @property
     def batch_sizes(self) -> list[int]:
         return sorted({row.batch_size for row in self.rows})
-
-    @cached_property
-    def law(self) -> PositionLaw | None:
-        return law_of(times.rows, times.window, times.seconds) if (times := self.step_times) else None
 
     def by_batch(self, name: str) -> list[SweepRow | None]:
         """A contender's row at every batch size, None where it has no numbers."""
@@ -104,20 +96,16 @@ class SweepCells:
         """Tokens per second of a contender over those of `ar` at its batch size, like over like.
 
         Where both forms of its steps were raced, eager and compiled, its faster form over the faster form of `ar`; what
-        has one form alone over `ar` in that form. Of several other forms, the first of the grid counts, so that `ar`
-        under another name adds no third chance.
+        has one form alone over `ar` in that form. Of several other forms, the first of the grid counts.
         """
         ar = self.done.get(("ar", row.batch_size)) if row else None
         if ar is None or row is None:
             return None
-        faster_forms = [max([each, *self._alike(each)[:1]], key=speed_of) for each in (row, ar)]
-        return speed_ratio(*faster_forms) if self.has_both_forms(row) else speed_up(row)
+        faster_forms = [max([each, *self.other_forms(each)[:1]], key=speed_of) for each in (row, ar)]
+        return speed_ratio(*faster_forms) if self.other_forms(row) else speed_up(row)
 
-    def has_both_forms(self, row: SweepRow) -> bool:
-        return bool(self._alike(row))
-
-    def _alike(self, row: SweepRow) -> list[SweepRow]:
-        """The other form of a contender, where that was raced."""
+    def other_forms(self, row: SweepRow) -> list[SweepRow]:
+        """A contender with compiled steps in place of eager ones, or the other way, where that was raced."""
         alike = attrgetter("stage", "draft", "method", "options", "dtype")
         return self.at(row.batch_size, lambda other: other.compiled != row.compiled and alike(other) == alike(row))
 
@@ -143,10 +131,7 @@ def baseline_of(row: SweepRow) -> str:
 
 
 def speed_up(row: SweepRow | None, baseline: str | None = None) -> Estimate | None:
-    """Tokens per second over a baseline's, lap by lap; None where there is no row, or the baseline has no numbers.
-
-    Without a name, the baseline is `ar` of the row's own kind: see `baseline_of`.
-    """
+    """Tokens per second over a baseline, lap by lap; unless named, over `ar` of the row's own kind (`baseline_of`)."""
     if row is None or row.status != "done" or (other := row.baselines.get(baseline or baseline_of(row))) is None:
         return None
     return median_ratio(
@@ -155,21 +140,16 @@ def speed_up(row: SweepRow | None, baseline: str | None = None) -> Estimate | No
     )
 
 
-def faster(row: SweepRow, other: SweepRow) -> Estimate | None:
-    return speed_ratio(row, other) if row.compiled == other.compiled else None
-
-
 def speed_ratio(row: SweepRow, other: SweepRow) -> Estimate | None:
     """Tokens per second of a contender over those of another, lap by lap, both relative to `ar` of their own race."""
-    relative = [each.lap_speeds for each in (row, other)]
-    return median_ratio(*relative) if all(relative) and len(relative[0]) == len(relative[1]) else None
+    mine, theirs = row.lap_speeds, other.lap_speeds
+    return median_ratio(mine, theirs) if mine and len(mine) == len(theirs) else None
 
 
 def over_prompts(row: SweepRow, other: SweepRow, *, ended: bool = False) -> Estimate | None:
     """Tokens per second of a contender over those of another, of one request at a time, by the clock of one lap.
 
-    The interval is a percentile bootstrap over prompts with a fixed seed: another draw of prompts, not another lap.
-    `ended`: of the prompts alone whose answers both end by EOS.
+    The interval is a bootstrap over prompts, not laps. `ended`: of the prompts alone whose answers both end by EOS.
     """
     if row.batch_size != 1 or other.batch_size != 1 or not (row.last_token and other.last_token):
         return None
@@ -207,10 +187,6 @@ def races_in_words(rows: Iterable[SweepRow]) -> str:
     words = {what: what.removesuffix("s") if values == {1} else what for what, values in counts.items() if values}
     said = [f"{' or '.join(map(str, sorted(counts[what])))} {word}" for what, word in words.items()]
     return f"Raced: {', '.join(said)}; {machines(known)}." if said else ""
-
-
-def printed_speed_up(row: SweepRow | None) -> str:
-    return printed_ratio(speed_up(row)) if row else "none"
 
 
 def printed_ratio(ratio: Estimate | None, without: str = "no baseline") -> str:

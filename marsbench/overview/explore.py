@@ -38,8 +38,7 @@ def page_of(collections: Sequence[Collection]) -> str:
 
 def _about(collections: Sequence[Collection]) -> str:
     said = []
-    for each in collections:
-        scale = preset(each.scale)
+    for scale in [preset(each.scale) for each in collections]:
         caveat = scale.caveat.rpartition("**")[2].strip()  # without what it is called above verdicts
         said.append(f"Scale {scale.scale}: {scale.summary}{': ' if caveat else '.'}{caveat}")
     links = {page: each.links[page] for each in collections for page in _PAGES if page in each.links}
@@ -65,21 +64,19 @@ def _races(collection: Collection) -> list[dict[str, Any]]:
 
 
 def _race(sweep: SweepCells, scale: Preset) -> dict[str, Any]:
-    races = {size: {row.contender: row for row in sweep.at(size)} for size in sweep.batch_sizes if sweep.at(size)}
-    known = {name: row for race in races.values() for name, row in race.items()}
+    sizes = [size for size in sweep.batch_sizes if sweep.at(size)]
+    known = {row.contender: row for size in sizes for row in sweep.at(size)}
     rows = {name: known[name] for name in sweep.names if name in known}
-    cells: list[list[dict[str, Any] | None]] = []
-    for race in races.values():
-        here = [race.get(name) for name in rows]
+    cells = []
+    for size in sizes:
+        here = [sweep.done.get((name, size)) for name in rows]
         laps = [row.lap_speeds if row else [] for row in here]
+        over = [[_ratio(own, others) for others in laps] for own in laps]
         cells.append(
-            [
-                {**_numbers(sweep, row), "over": [_ratio(own, others) for others in laps]} if row else None
-                for row, own in zip(here, laps, strict=True)
-            ]
+            [{**_numbers(sweep, row), "over": of} if row else None for row, of in zip(here, over, strict=True)]
         )
     return {
-        "sizes": list(races),
+        "sizes": sizes,
         "scores": scale.world is not None,  # a real model of this size answers next to none of its prompts right
         "contenders": [
             {  # colour and filter go by the kind: the method, and whether an adapter drafts
@@ -106,9 +103,7 @@ def _commands(row: SweepRow) -> list[str]:
 
 
 def _numbers(sweep: SweepCells, row: SweepRow) -> dict[str, Any]:
-    """`alike` is its speed over `ar` of its own kind, eager or compiled, with its interval; `keeps` whether its
-    answers are those of its model, or lose next to nothing against `ar`.
-    """
+    """`alike` is its speed over `ar` of its own kind, with its interval; `keeps` whether it loses next to nothing."""
     percent, cost, ar = row.accuracy.times(100), sweep.cost(row), sweep.done.get(("ar", row.batch_size))
     # Over laps, or over prompts where there is one lap alone; of a batch in one lap it is infinite.
     like = (over_prompts(row, ar) if ar and len(row.seconds) == 1 else None) or speed_up(row)
@@ -119,8 +114,7 @@ def _numbers(sweep: SweepCells, row: SweepRow) -> dict[str, Any]:
         **{name: round(value, 1) for name, value in limits.items()},
         "keeps": row.is_lossless or (cost is not None and cost.value <= ALLOWED_LOSS),
         "alike": [round(value, 2) for value in speeds if isfinite(value)] or None,
-        "prompts": row.prompts,
-        "laps": len(row.seconds),
+        **{"prompts": row.prompts, "laps": len(row.seconds)},
     }
 
 
@@ -135,9 +129,10 @@ def _ratio(laps: Sequence[float], others: Sequence[float]) -> float | None:
 
 def _questions(rows: Sequence[Row], scale: Preset) -> list[dict[str, Any]]:
     """Every question with its answers, in the order of the rows; of an answer given twice, the last."""
-    by_question: defaultdict[str, dict[str, GenerationRow]] = defaultdict(dict)
-    for row in [row for row in rows if isinstance(row, GenerationRow)]:
-        by_question[row.question][row.arm] = row
+    by_question = defaultdict[str, dict[str, GenerationRow]](dict)
+    for row in rows:
+        if isinstance(row, GenerationRow):
+            by_question[row.question][row.arm] = row
     known = {example.prompt: example for example in asked(scale)}
     return [
         {

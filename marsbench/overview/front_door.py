@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from textwrap import fill
 
 from marsbench.findings.cells import PUBLISHED_SCALES, latest_stages, same_answers
 from marsbench.findings.claims import POINTS, TIMES, TOKENS, Claim, Finding, Judged, number
@@ -13,10 +12,11 @@ from marsbench.gpu_check.page import reckoned
 from marsbench.paper import published
 from marsbench.presets import DEFAULT_SCALE
 from marsbench.rendering import claims_in_words as said
-from marsbench.rendering.figures import drawn_alike, dress, error_bars, new_figure, save
+from marsbench.rendering.figures import Labelled, exactly, labelled_figure
 from marsbench.rendering.markdown import filled, table
 from marsbench.rows.kinds import Row
 from marsbench.statistics.decisions import Bound
+from marsbench.statistics.intervals import Estimate
 from marsbench.studies import mars_on_gpu as on_gpu
 from marsbench.studies.curves import in_brief as more_steps
 from marsbench.studies.gains import in_brief as rivals
@@ -42,8 +42,6 @@ _SHOWN = (  # page and name, by unit
     ("speedup", "cache-faster"), ("speedup", "target-faster"), ("speedup", "best-verified"),
     ("table2", "step-costs-twice"),
 )  # fmt: skip
-_LETTERS, _ROW = 58, 0.42  # of a label in one line; inches
-_STYLES = {"0.5b": ("#D55E00", "D"), "7b": ("#0072B2", "^")}  # hollow markers, told apart in black and white too
 _OVER_GENERATE = Claim(  # AR decoding over transformers' `generate`, both eager, one request at a time
     measure=on_sweep(lambda sweep: speed_up(sweep.eager.done.get(("ar", 1)), "hf-generate")),
     bound=Bound(low=1.0),
@@ -68,10 +66,8 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
     lines = [*_at_true_size(ratios), *_on_a_real_model(rows, cost), *_toy(findings, whole)]
     papers = said.tally((whole.scale, entry.findings[whole.scale]) for entry in judged if entry.claim.papers)
     generate = _OVER_GENERATE.over(whole.of(SPEED)).number
-    machine = {
-        "the toy": machines(row for rows in whole.of("table2") for row in rows), "the real model": machines(rows)
-    }  # fmt: skip
-    where = [f"{what} on {which}" for what, which in machine.items() if which]
+    toys, real_models = machines(row for rows in whole.of("table2") for row in rows), machines(rows)
+    where = [f"{what} on {which}" for what, which in (("the toy", toys), ("the real model", real_models)) if which]
     slots = {
         "holds": f"In part. Of the paper's claims, in the toy: {papers} ([each of them](reports/index.md)).",
         "both": _threshold_costs(findings.get(("table4", "level")), cost),
@@ -100,7 +96,7 @@ def _threshold_costs(toy: Finding | None, real: Finding) -> str:
 def _faster(ratios: Mapping[int, float]) -> str:
     """Up to how many requests at once MARS is reckoned to be faster at 7B's shape; empty where it never is."""
     gains = {batch: ratio for batch, ratio in ratios.items() if ratio > 1}
-    losses = {batch: ratio for batch, ratio in ratios.items() if batch not in gains}
+    losses = {batch: ratio for batch, ratio in ratios.items() if ratio <= 1}
     if not gains:
         return ""
     rest = f", and {_listed(losses)} times at {', '.join(map(str, losses))}" if losses else ""
@@ -145,16 +141,14 @@ def _on_a_real_model(rows: Sequence[Row], cost: Finding) -> Iterator[list[str]]:
     cells = on_gpu.cells_of(rows)
     if not cells.keys() >= on_gpu.LINES.keys():
         return
-    prompts = sum(len(row.correct) for row in cells[on_gpu.ONE].values())
-    where = f"SmolLM2-135M, {prompts:,} prompts, one seed; [page](reports/135m/real-model.md)"
+    same, of = same_answers(cells[on_gpu.VERIFIED], cells[on_gpu.ONE])
+    where = f"SmolLM2-135M, {of:,} prompts, one seed; [page](reports/135m/real-model.md)"
     sure, unsure, drafted = (
         with_interval(on_gpu.emitted(cells[name]), 2) for name in (on_gpu.SURE, on_gpu.UNSURE, on_gpu.VERIFIED)
     )
-    papers = said.published(on_gpu.CLAIMS[0])
+    papers, asked = said.published(on_gpu.CLAIMS[0]), f"{cost.estimate.n if cost.estimate else 0} prompts"
     yield ["Real model: tokens per pass at tau = .95", papers, f"{sure}; at .8 {unsure}", where]
-    asked = f"{cost.estimate.n if cost.estimate else 0} prompts"
     yield ["Real model: what tau = .95 costs, IFEval points", said.published(cost.claim), cost.number, asked]
-    same, of = same_answers(cells[on_gpu.VERIFIED], cells[on_gpu.ONE])
     drafts = "Real model: the same masks as drafts, verified (ours), tokens per pass"
     yield [drafts, "-", f"{drafted}; {same:,} of {of:,} answers its own AR's", where]
 
@@ -186,42 +180,19 @@ def _regime(findings: Mapping[tuple[str, str], Finding], steps: str) -> str:
 
 
 def draw(judged: Sequence[Judged], collections: Sequence[Collection], folder: Path) -> list[Path]:
-    """Write the picture below the folder of the index; nothing without any of its claims."""
+    """Write the picture below the folder of the index, the paper's numbers beside ours; nothing without its claims."""
     by_key = {(entry.claim.page, entry.claim.name): entry for entry in judged}
-    rows: list[tuple[str, Finding]] = []  # with the scale that measured
-    for key in _SHOWN:
-        if entry := by_key.get(key):
-            known = [(each.scale, entry.findings[each.scale]) for each in collections]
-            rows += [(scale, result) for scale, result in known if result.estimate is not None][:1]
-    panels = {unit: [row for row in rows if row[1].claim.unit == unit] for unit in (POINTS, TOKENS, TIMES)}
-    drawn = {unit: some for unit, some in panels.items() if some}
-    return _figure(drawn, folder / STEM) if drawn else []
-
-
-def _figure(panels: dict[str, list[tuple[str, Finding]]], path_stem: Path) -> list[Path]:
-    with drawn_alike():
-        figure = new_figure(9.0, _ROW * sum(map(len, panels.values())) + 0.55 * len(panels) + 0.4)
-        grid = figure.subplots(len(panels), 1, squeeze=False, height_ratios=[len(rows) for rows in panels.values()])
-        for axes, (unit, rows) in zip(grid[:, 0], panels.items(), strict=True):
-            estimates = [result.estimate for _, result in rows if result.estimate is not None]
-            axes.errorbar(
-                [estimate.value for estimate in estimates], range(len(rows)), xerr=error_bars(estimates, 1.0),
-                fmt="o", color="black", markersize=5.0, elinewidth=1.3, capsize=2.0, label="measured, 95 % interval",
-            )  # fmt: skip
-            for scale, name in PUBLISHED_SCALES.items():
-                colour, marker = _STYLES[scale]
-                known = [(result.claim.published(scale), place) for place, (_, result) in enumerate(rows)]
-                axes.plot(
-                    [value for value, _ in known if value is not None],
-                    [place + 0.2 for value, place in known if value is not None],
-                    linestyle="none", marker=marker, color=colour, markerfacecolor="white", markersize=5.5,
-                    label=f"the paper, {name}",
-                )  # fmt: skip
-            axes.axvline(0.0 if unit == POINTS else 1.0, color="0.4", linewidth=0.9, zorder=0)
-            labels = [fill(f"{result.claim.text} ({said.verdict(result, scale)})", _LETTERS) for scale, result in rows]
-            axes.set_yticks(range(len(rows)), labels, fontsize=8)
-            axes.set_ylim(len(rows) - 0.5, -0.5)
-            axes.set_xlabel({POINTS: "difference in points of accuracy", TIMES: "times"}.get(unit, unit))
-            dress(axes)
-        figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
-        return save(figure, path_stem)
+    small, large = (f"the paper, {model}" for model in PUBLISHED_SCALES.values())
+    panels: dict[str, dict[str, dict[str, Estimate]]] = {
+        unit: {small: {}, "measured": {}, large: {}} for unit in (POINTS, TOKENS, TIMES)
+    }
+    for entry in [by_key[key] for key in _SHOWN if key in by_key]:
+        known = [(scale, result, result.estimate) for scale, result in entry.findings.items() if result.estimate]
+        for scale, result, estimate in known[:1]:
+            series, words = panels[entry.claim.unit], f"{entry.claim.text} ({said.verdict(result, scale)})"
+            series["measured"][words] = estimate
+            for published_scale, model in PUBLISHED_SCALES.items():
+                if (value := entry.claim.published(published_scale)) is not None:
+                    series[f"the paper, {model}"][words] = exactly(value)
+    drawn = [Labelled(unit, series, float(unit != POINTS)) for unit, series in panels.items() if series["measured"]]
+    return labelled_figure(drawn, folder / STEM) if drawn else []

@@ -1,6 +1,6 @@
 """The index: every claim with the paper's number, what was measured and the verdict, then a line for every page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import PurePosixPath
 
@@ -25,8 +25,16 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
         study = study_of(item.key)
         links = [(study.page, link + item.anchor) for each in collections if (link := link_of(study, each))]
         pages.append([item.name, item.asks, ", ".join(f"[{page}]({link})" for page, link in links)])
+    tallies = []
+    for each in collections:
+        whose = {"of the paper's claims": papers, "of ours": ours}
+        results = {words: [(each.scale, entry.findings[each.scale]) for entry in some] for words, some in whose.items()}
+        counts = [f"{words} {tally}" for words, some in results.items() if (tally := said.tally(some))]
+        if counts:
+            summary = f"Scale {each.scale}, {preset(each.scale).summary}"
+            tallies.append(f"- {summary}: {'; '.join(counts)}. {each.seeds_in_words}")
     slots = {
-        "tallies": "\n".join(_tallies(judged, collections)),
+        "tallies": "\n".join(tallies),
         "judged": said.HOW_CLAIMS_ARE_JUDGED,
         "reading": reading(collections[0].scale),
         "papers": _table(papers, collections),
@@ -35,18 +43,6 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
         "pages": table(["", "asks", "page"], pages, text=range(3)),
     }
     return "".join(filled(__package__, "index.md", slots)) + "\n"
-
-
-def _tallies(judged: Sequence[Judged], collections: Sequence[Collection]) -> Iterator[str]:
-    for each in collections:
-        results = [(each.scale, entry.findings[each.scale]) for entry in judged]
-        papers = said.tally((scale, one) for scale, one in results if one.claim.papers)
-        ours = said.tally((scale, one) for scale, one in results if not one.claim.papers)
-        counts = [
-            f"{whose} {what}" for whose, what in {"of the paper's claims": papers, "of ours": ours}.items() if what
-        ]
-        if counts:
-            yield f"- Scale {each.scale}, {preset(each.scale).summary}: {'; '.join(counts)}. {each.seeds_in_words}"
 
 
 def _table(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:

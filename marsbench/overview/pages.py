@@ -1,8 +1,9 @@
 """Writing pages: a study's page with its figures, and the pages on the whole paper. Nothing reads a page back."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from marsbench.files import write_atomically
@@ -26,10 +27,7 @@ def page_of(parts: Parts, scale: str) -> str:
 
 
 def write_page(parts: Parts, scale: str, reports_dir: Path) -> list[Path]:
-    """Render a page and its figures into a folder, and return the paths, the page first.
-
-    Every file is replaced in one step. Rows of other scales are left out.
-    """
+    """Render a page and its figures into a folder, without rows of other scales; returns the paths, the page first."""
     if parts[0][0].page == EXPLORE:
         return [reports_dir / f"{EXPLORE}.html"]  # one of the pages on the whole paper
     page = page_of(parts, scale).encode()
@@ -40,17 +38,13 @@ def write_page(parts: Parts, scale: str, reports_dir: Path) -> list[Path]:
 def parts_at(page: str, workspace: Workspace, collection: Collection) -> Parts:
     """What stands on a page of a workspace, of the rows of a collection that has them, as far as it was made there."""
     parts, made = list[tuple[Study, Sequence[Row], BySeed]](), set(workspace.pages)
+    seeds = replace(workspace, variant="").seeds()
+    own = next((seed for seed, place in seeds.items() if place == workspace), 0)
     for study in [study for study in studies_on(page) if study.key in made]:
-        seed = 0 if study.query.seed is not None else seed_of(workspace)  # a seed of its own is none of the page's
+        seed = own if study.query.seed is None else 0  # a seed of its own is none of the page's
         if seed in (shown := collection.shown_with(study.key, seed)):
             parts.append((study, shown[seed], shown))
     return parts
-
-
-def seed_of(workspace: Workspace) -> int:
-    """The training seed of a workspace among those of its scale; 0 where it is none of them."""
-    places = replace(workspace, variant="").seeds()
-    return next((seed for seed, place in places.items() if place == workspace), 0)
 
 
 def write_study(study: Study, workspace: Workspace) -> Path:
@@ -58,27 +52,25 @@ def write_study(study: Study, workspace: Workspace) -> Path:
 
     The verdicts of a training seed's page are of all seeds, so the pages of the others are rendered again with it.
     """
-    seeds = replace(workspace, variant="").seeds()
-    if workspace not in seeds.values():
-        parts = parts_at(study.page, workspace, alone(workspace, pages()))
-        return write_page(parts, workspace.scale, workspace.reports)[0]
-    collection = judged_collection(seeds[0])
-    written = {
-        place: write_page(parts, place.scale, place.reports)[0]
-        for place in seeds.values()
-        if (parts := parts_at(study.page, place, collection))
-    }
-    return written[workspace]
+    seeds = list(replace(workspace, variant="").seeds().values())
+    places = seeds if workspace in seeds else [workspace]
+    return {place: path for place, path in _written([study.page], places)}[workspace]
 
 
 def write_scale(root: Path, scale: str) -> Iterator[Path]:
-    whole = Workspace(root, scale)
-    collection, seeds = judged_collection(whole), whole.seeds().values()
-    for workspace in whole.variants():
-        rows = collection if workspace in seeds else alone(workspace, pages())
-        for page in dict.fromkeys(study.page for study in studies().values()):
-            if parts := parts_at(page, workspace, rows):
-                yield write_page(parts, scale, workspace.reports)[0]
+    wanted = dict.fromkeys(study.page for study in studies().values())
+    return (path for _, path in _written(wanted, Workspace(root, scale).variants()))
+
+
+def _written(wanted: Iterable[str], places: Sequence[Workspace]) -> Iterator[tuple[Workspace, Path]]:
+    """Writes some pages as far as they were made at some places of one scale."""
+    whole = replace(places[0], variant="")
+    judged, seeds = cache(judged_collection), whole.seeds().values()
+    for place in places:
+        rows = judged(whole) if place in seeds else alone(place, pages())
+        for page in wanted:
+            if parts := parts_at(page, place, rows):
+                yield place, write_page(parts, place.scale, place.reports)[0]
 
 
 def judged_collection(workspace: Workspace) -> Collection:
@@ -89,10 +81,7 @@ def judged_collection(workspace: Workspace) -> Collection:
 
 
 def write_whole_paper(root: Path, scale: str) -> list[Path]:
-    """Render the index, with README's numbers and picture, from the published rows of a scale; returns their paths.
-
-    The paper's scales and the default one share these pages; `root` is the folder that holds results/ and reports/.
-    """
+    """Render the index, explore and README with its picture from the rows of a scale below `root`; their paths."""
     collections = collect(root, scale, pages())
     judged = judge_all(claims(), collections)
     figures = front_door.draw(judged, collections, whole_paper_folder(root, scale))
@@ -101,10 +90,7 @@ def write_whole_paper(root: Path, scale: str) -> list[Path]:
 
 
 def whole_paper(root: Path, scale: str) -> dict[Path, str]:
-    """The pages on the whole paper: where they belong -> their text, a pure function of the published rows.
-
-    README is one of them, in a folder that has one with the marks for it, where the default scale is measured.
-    """
+    """The pages on the whole paper, README among them where it has marks for that: where they belong -> their text."""
     collections = collect(root, scale, pages())
     return _texts(root, scale, collections, judge_all(claims(), collections))
 

@@ -1,7 +1,4 @@
-"""What `marsbench plan` says: the lines of a table or a race, and the graph of the work behind them with its hours.
-
-Estimates, like those that they are made of; nothing is run, read or fetched.
-"""
+"""What `marsbench plan` says: the lines of a table or a race, and the work behind them with its estimated hours."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -16,8 +13,6 @@ from marsbench.racing.grid import Grid
 from marsbench.running.graph import Known, RunTask
 from marsbench.running.plans import TablePlan, is_ours, questions_of
 from marsbench.studies.study import Study
-
-_WORKERS = 8, 64  # cores, GPUs: into how many pieces answers are cut
 
 
 def plan_tables(plan: TablePlan, scale: Preset) -> list[Table | str]:
@@ -40,10 +35,7 @@ def plan_tables(plan: TablePlan, scale: Preset) -> list[Table | str]:
         ]
     said += [f"Measuring needs {scale.memory_gib:g} GiB of free memory and {scale.disk_gib:g} GiB of disk."]
     if scale.pretrained:
-        said += [
-            "On a CPU, large weights are packed for decoding, which takes as much memory again as they do: it is "
-            "counted in, and left out where there is no room, or with --no-pack."
-        ]
+        said += ["On a CPU, that counts in as much memory again for packed weights, which --no-pack leaves out."]
     return [f"{plan.name} at scale {scale.scale}: {plan.title}", _lines_table("Lines", plan.lines, scale), *said]
 
 
@@ -51,10 +43,9 @@ def _lines_table(title: str, lines: Iterable[Line], scale: Preset) -> Table:
     rows = []
     for line in lines:
         options = ", ".join(f"{name} {value}" for name, value in line.shown.items())
+        checkpoint = f"our own {line.stage}" if scale.tables_train else "none: skipped unless it is trained first"
         if ready := scale.ready_checkpoint(*line.trained):
             checkpoint = "shipped with marsbench" if scale.ships(ready) else ready
-        else:
-            checkpoint = f"our own {line.stage}" if scale.tables_train else "none: skipped unless it is trained first"
         rows.append((line.label, line.method, options or "-", checkpoint, line.options.get("draft", "-")))
     return terminal_table(title, ("line", "method", "options", "checkpoint", "draft"), rows)
 
@@ -78,7 +69,8 @@ def sweep_tables(grid: Grid, scale: Preset) -> list[Table | str]:
 
 def work_tables(studies: Sequence[Study], scale: Preset) -> list[Table | str]:
     """The work behind some studies from nothing, and what waits for what."""
-    tasks = tasks_of(studies, scale, Known(scale), workers=_WORKERS[scale.pretrained is not None])
+    cores, gpus = 8, 64  # into how many pieces answers are cut
+    tasks = tasks_of(studies, scale, Known(scale), workers=gpus if scale.pretrained else cores)
     listed, groups, rows = {task.name: task.listed for task in tasks}, defaultdict[str, list[RunTask]](list), []
     for task in tasks:
         groups[task.listed].append(task)

@@ -20,11 +20,7 @@ from marsbench.studies.study import Study
 
 
 def reproduce_page(name: str, run: Run, executor: Executor, *, quick: bool = False) -> Path:
-    """Measure what a page lacks and write it, with its rows.
-
-    Raises:
-        UserError: if there is no page of that name.
-    """
+    """Measure what a page lacks and write it, with its rows; `UserError` if there is no page of that name."""
     study = study_of(name)
     if study.plan and study.plan.seed not in (None, run.seed):
         raise UserError(
@@ -45,11 +41,7 @@ def _named(run: Run, label: str) -> Workspace:
 
 
 def reproduce_all(run: Run, executor: Executor, *, quick: bool = False) -> None:
-    """Every page of the paper in turn, then those on the whole of it; see `reproduce_page`.
-
-    Raises:
-        UserError: at the end, if pages could not be made; it names them, and the others are there.
-    """
+    """Every page of the paper, then those on the whole of it; at the end `UserError` names those that were not made."""
     wanted = studies_of_paper()
     made = carry_out(wanted, run, executor, quick=quick)
     failed: dict[str, UserError] = {}
@@ -77,12 +69,9 @@ def _write_page(study: Study, run: Run, made: list[Row] | UserError, *, quick: b
 
 
 def _publish(study: Study, rows: Sequence[Row], workspace: Workspace) -> Path:
-    """Write a page's rows and the page with its figures; returns where it is.
+    """Write a page's rows in place of those that it alone has taken from the store, and the page; returns where it is.
 
-    What the page has taken from the store so far, and no other page of it takes, is replaced.
-
-    Raises:
-        NothingMeasured: there is nothing to show; what was published before is left as it is.
+    `NothingMeasured` where there is nothing to show; what was published before is left as it is.
     """
     if not any_measured(rows):
         reasons = dict.fromkeys(row.reason for row in rows if row.reason)

@@ -1,12 +1,9 @@
-"""The work behind some studies as one list of tasks, and the rows of pages that come of it.
-
-A plan, processes of this machine and a cluster all read that list.
-"""
+"""The work behind some studies as one list of tasks, for a plan and every executor, and the rows that come of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
     from marsbench.running.run import Run
 
 _MOST = 4  # processes by default: each holds about a gibibyte
-_MEASURING_S = 5.0  # of what a page measures itself
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +49,7 @@ def tasks_of(
     wanted: Sequence[Study], scale: Preset, known: Known, *, workers: int, quick: bool = False
 ) -> list[RunTask]:
     """All that some studies lack, each task behind those that it comes after."""
-    stages = [stage for study in wanted for stage in study.trains(scale, quick)]
-    trained = trainings(stages, scale, known)
+    trained = trainings([stage for study in wanted for stage in study.trains(scale, quick)], scale, known)
     asked = {asked.place: asked for study in wanted for asked in _cells(study, known)}
     tasks: list[RunTask] = [*trained, *answers(asked.values(), trained, scale, known, workers=workers)]
     return [*tasks, *[task for study in wanted for task in _tasks_of_page(study, scale, known, tasks, quick)]]
@@ -69,8 +64,8 @@ def _tasks_of_page(study: Study, scale: Preset, known: Known, before: Sequence[R
     first = after([*study.trains(scale, quick), *_cells(study, known)], before)
     common: dict[str, Any] = {"after": first, "study": study.key}
     if study.grid is None:
-        title = f"timing {study.name}" if study.timed else f"measuring {study.name}"
-        task = PageTask(name=study.key, title=title, seconds=_MEASURING_S, alone=study.timed, **common)
+        title = f"{'timing' if study.timed else 'measuring'} {study.name}"
+        task = PageTask(name=study.key, title=title, seconds=5.0, alone=study.timed, **common)
         return [task] if study.measure and (scale.world or not study.in_world) else []
     grid = study.grid(scale, quick)
     return [
@@ -90,7 +85,7 @@ class FromRun(Known):
         from marsbench.running.checkpoints import Checkpoints
 
         super().__init__(run.scale)
-        # Place of a cell -> its row, of those that were asked for; what could not be made, or measured here -> why.
+        # Place of a cell -> its row; what could not be made, or measured here -> why.
         self._answers, self._failures, self._missing = dict[str, EvaluationRow](), dict[str, str](), dict[str, str]()
         self.run = replace(run, failures=self._failures)
         self._cells, self._checkpoints = Cells(self.run), Checkpoints(self.run)
@@ -106,15 +101,12 @@ class FromRun(Known):
 
     def questions_left(self, asked: Asked) -> int:
         """See `Known`; none where it cannot be asked, as its page will say."""
-        try:
-            if self._checkpoints.missing(asked.line.trained):
-                return 0
-            if (row := self._cells.known(asked)) is not None:
+        with suppress(UserError):
+            if not self._checkpoints.missing(asked.line.trained):
+                if (row := self._cells.known(asked)) is None:
+                    return len(self.run.exam(asked.benchmark, asked.questions).asked())
                 self._answers[asked.place] = row
-                return 0
-            return len(self.run.exam(asked.benchmark, asked.questions).asked())
-        except UserError:
-            return 0
+        return 0
 
     def hear(self, made: Made) -> None:
         self._answers |= made.answers
@@ -128,12 +120,10 @@ class FromRun(Known):
         rows: list[Row] = [row for part in parts for row in part.value.page]
         if study.plans:
             trained = self._checkpoints.trained(study.shows(self.run.scale))
-            cells = _cells(study, self)
-            answers = [self._answer(asked, f" (cell {place} of {len(cells)})") for place, asked in enumerate(cells, 1)]
-            rows = [*trained, *rows, *answers]
+            rows = [*trained, *rows, *map(self._answer, _cells(study, self))]
         return list({row.key: row for row in rows}.values())  # races name the trainings that all of them need
 
-    def _answer(self, asked: Asked, said: str) -> Row:
+    def _answer(self, asked: Asked) -> Row:
         """A cell, as its page's line, or a row that says why there is none."""
         if (row := self._answers.get(asked.place)) is not None:
             return replace(row, arm=asked.line.name)
@@ -142,18 +132,14 @@ class FromRun(Known):
         reason = failure or self._missing.get(asked.place) or self.run.cannot_ask(asked.benchmark, asked.questions)
         reason = reason or next(filter(None, map(self._checkpoints.missing, line.needs)), "it was not answered")
         status: Status = "failed" if failure else "skipped"
-        self.run.reporter.say(f"{line.label}, {asked.benchmark}{said}: {status} ({reason})")
+        self.run.reporter.say(f"{line.label}, {asked.benchmark}: {status} ({reason})")
         return self._cells.without(asked, reason, status)
 
 
 def carry_out(
     wanted: Sequence[Study], run: Run, executor: Executor, *, quick: bool = False
 ) -> dict[str, list[Row] | UserError]:
-    """Do all that some studies lack.
-
-    Returns:
-        Key of each study -> all rows of its page, or why there are none.
-    """
+    """Do all that some studies lack: key of each -> all rows of its page, or why there are none."""
     known = FromRun(run)
     refused = {study.key: said for study in wanted if (said := _refusal(study, known.run, quick)) is not None}
     wanted = [study for study in wanted if study.key not in refused]
@@ -176,20 +162,16 @@ def carry_out(
 
 
 def shown(running: Iterable[Ended], tasks: Sequence[RunTask], run: Run) -> Iterator[Ended]:
-    """The ends of tasks as they come: how many are done, which have failed, and how long the rest may take.
-
-    How far a task is that runs, its log says.
-    """
+    """The ends of tasks as they come: how many are done, which have failed, and how long the rest may take."""
     known, seconds, whole = {task.name: task for task in tasks}, 0.0, sum(task.seconds for task in tasks)
     with run.reporter.bar(f"{len(tasks)} pieces of work, by their seconds") as bar:
         bar.update(0, round(whole))
         for done, ended in enumerate(running, 1):
             task, where = known[ended.name], f" on {ended.node}" if ended.node else ""
-            if ended.error is None:
-                run.reporter.say(escape(f"done: {task.title}{where}, {roughly(ended.seconds)}"))
-            else:
-                log = log_of(run.workspace.logs, task.name)
-                run.reporter.say(escape(f"failed: {task.title}{where}: {ended.error.what} (see {log})"))
+            end = f", {roughly(ended.seconds)}"
+            if ended.error is not None:
+                end = f": {ended.error.what} (see {log_of(run.workspace.logs, task.name)})"
+            run.reporter.say(escape(f"{'failed' if ended.error else 'done'}: {task.title}{where}{end}"))
             seconds += task.seconds  # as estimated: the bar says by them how long the rest may take
             bar.update(round(seconds), round(whole), f"{done} pieces done")
             yield ended
@@ -209,17 +191,13 @@ def _refusal(study: Study, run: Run, quick: bool) -> list[Row] | UserError | Non
     reasons = [run.cannot_ask(asked.benchmark, asked.questions) for asked in cells]
     if not cells or not all(reasons):
         return None
-    pairs = list(zip(cells, reasons, strict=True))
-    for name, reason in {asked.benchmark: reason for asked, reason in pairs}.items():
-        run.reporter.say(f"{name}: skipped ({reason})")
-    return [Cells(run).without(asked, reason) for asked, reason in pairs]
+    for asked, reason in zip(cells, reasons, strict=True):
+        run.reporter.say_once(f"{asked.benchmark}: skipped ({reason})")
+    return [Cells(run).without(asked, reason) for asked, reason in zip(cells, reasons, strict=True)]
 
 
 def executor_of(run: Run, *, jobs: int | None = None, cluster: str | None = None) -> Executor:
-    """A cluster, or so many processes here.
-
-    Without `jobs`: one process per GPU, or one per core where the world's small models are asked.
-    """
+    """A cluster, or so many processes here: by default one per GPU, or per core for the world's small models."""
     import torch
 
     if cluster is not None:

@@ -77,10 +77,7 @@ def counted(result: Finding) -> str:
 
 
 def claims_table(entries: Iterable[tuple[Sequence[str], str, Finding]], *heads: str, papers: bool = True) -> str:
-    """Claims with the paper's number, if wanted, what was measured, its n, and the verdict.
-
-    Each entry is what stands before that, below `heads`; the scale that measured; and what it found.
-    """
+    """What claims came to; each entry is what stands before that, below `heads`, the scale, and the finding."""
     lines = []
     for before, scale, one in entries:
         paper = [published(one.claim)] if papers else []

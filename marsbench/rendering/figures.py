@@ -11,12 +11,11 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marsbench.files import write_atomically
-from marsbench.findings.cells import Cells, columns, done_cells, means
+from marsbench.findings.cells import Cells, columns, done_cells
 from marsbench.running.plans import TablePlan
-from marsbench.statistics.intervals import Estimate, Interval, paired_difference
+from marsbench.statistics.intervals import Estimate, Interval, mean_of_benchmarks, paired_difference
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, safe for colour-blind readers, with grey in place of its yellow, which fades on white, and
@@ -51,27 +50,6 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def by_batch_figure(series: Mapping[str, Mapping[int, Estimate]], y_label: str, path_stem: Path) -> list[Path]:
-    """Draw ratios of speeds by batch size, a line per name, as PNG and SVG."""
-    sizes = sorted({size for ratios in series.values() for size in ratios})
-    with drawn_alike():
-        figure = new_figure(8.5, 4.6)
-        axes = figure.subplots()
-        for place, (name, ratios) in enumerate(series.items()):
-            axes.errorbar(
-                list(ratios), [ratio.value for ratio in ratios.values()], yerr=error_bars([*ratios.values()], 1.0),
-                label=name, capsize=2, linewidth=1, **look(place),
-            )  # fmt: skip
-        axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
-        axes.set(xlabel="batch size", ylabel=y_label)
-        axes.set_ylim(bottom=0.0)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [str(size) for size in sizes])
-        if series:
-            figure.legend(loc="outside right upper", frameon=False)
-        return save(figure, path_stem)
-
-
 class Labelled(NamedTuple):
     """Estimates on one axis, a line per name, and the value at which nothing is gained."""
 
@@ -96,14 +74,19 @@ def labelled_figure(panels: Sequence[Labelled], path_stem: Path) -> list[Path]:
                     linestyle="none", markersize=4.5, elinewidth=1.0, label=label, **look(position),
                 )  # fmt: skip
             axes.axvline(panel.level, color="0.4", linewidth=0.9, linestyle=":")
-            if panel.level:  # ratios and the like, whose axis begins with nothing
+            values = [estimate.value for estimates in panel.series.values() for estimate in estimates.values()]
+            if panel.level and min(values, default=0.0) >= 0:  # ratios and the like, whose axis begins with nothing
                 axes.set_xlim(left=0.0)
-            dress(axes)
+            axes.spines[["top", "right", "left"]].set_visible(False)
+            axes.tick_params(axis="y", length=0)
+            axes.grid(axis="x", color="0.88", linewidth=0.6)
+            axes.set_axisbelow(True)
             axes.set_xlabel(fill(f"{panel.x_label} (bars: 95 % interval)", _LETTERS_BELOW // len(panels)))
         grid[0].set_yticks(range(len(names)), [fill(name, _LETTERS) for name in names], fontsize=8)
         grid[0].set_ylim(len(names) - 0.5, -0.5)
-        if any(panel.series.keys() - {""} for panel in panels):
-            figure.legend(loc="outside lower center", ncols=4, frameon=False)
+        known = {label: bar for axes in grid for bar, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        if known:
+            figure.legend(known.values(), known.keys(), loc="outside lower center", ncols=4, frameon=False)
         return save(figure, path_stem)
 
 
@@ -133,14 +116,6 @@ def error_bars(estimates: Sequence[Estimate], factor: float) -> list[list[float]
     below = [factor * max(e.value - limit.low, 0.0) for e, limit in zip(estimates, limits, strict=True)]
     above = [factor * max(limit.high - e.value, 0.0) for e, limit in zip(estimates, limits, strict=True)]
     return [below, above]
-
-
-def dress(axes: Axes) -> None:
-    """Leave a grid for the numbers along x, and names without ticks or lines along y."""
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color="0.88", linewidth=0.6)
-    axes.set_axisbelow(True)
 
 
 def save(figure: Figure, path_stem: Path) -> list[Path]:
@@ -176,7 +151,21 @@ def panels_figure(panels: Sequence[Panel], path_stem: Path, *, across: int, x_la
         figure = new_figure(_PANEL_WIDTH * across, _PANEL_HEIGHT * down + legend)
         grid = figure.subplots(down, across, squeeze=False, sharex="row", sharey="row")
         for axes, panel in zip(grid.flat, panels, strict=True):
-            _draw_panel(axes, panel)
+            axes.set_title(panel.title, fontsize=9)
+            if panel.reference is not None:
+                limits = panel.reference.times(100).interval
+                axes.axhspan(limits.low, limits.high, color=_REFERENCE_COLOUR, alpha=0.12, linewidth=0)
+                axes.axhline(100 * panel.reference.value, color=_REFERENCE_COLOUR, linestyle=":", label="AR SFT")
+            for (label, points), (colour, marker, line) in zip(panel.curves.items(), _STYLES, strict=False):
+                x, height = ([point[axis] for point in points] for axis in (0, 1))
+                axes.errorbar(
+                    [estimate.value for estimate in x], [100 * estimate.value for estimate in height],
+                    xerr=error_bars(x, 1.0), yerr=error_bars(height, 100.0), label=label, color=colour, marker=marker,
+                    linestyle=line, markersize=4.5, linewidth=1.2, elinewidth=0.8,
+                )  # fmt: skip
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(color="0.9", linewidth=0.6)
+            axes.set_axisbelow(True)
         for axes in grid[-1]:
             axes.set_xlabel(x_label)
             if x_label == SPEED_AXIS:
@@ -189,31 +178,8 @@ def panels_figure(panels: Sequence[Panel], path_stem: Path, *, across: int, x_la
         return save(figure, path_stem)
 
 
-def _draw_panel(axes: Axes, panel: Panel) -> None:
-    axes.set_title(panel.title, fontsize=9)
-    if panel.reference is not None:
-        limits = panel.reference.interval
-        axes.axhspan(100 * limits.low, 100 * limits.high, color=_REFERENCE_COLOUR, alpha=0.12, linewidth=0)
-        axes.axhline(100 * panel.reference.value, color=_REFERENCE_COLOUR, linestyle=":", label="AR SFT")
-    for place, (label, points) in enumerate(panel.curves.items()):
-        colour, marker, line = _STYLES[place % len(_STYLES)]
-        x, height = ([point[axis] for point in points] for axis in (0, 1))
-        axes.errorbar(
-            [estimate.value for estimate in x],
-            [100 * estimate.value for estimate in height],
-            xerr=error_bars(x, 1.0), yerr=error_bars(height, 100.0), label=label, color=colour, marker=marker,
-            linestyle=line, markersize=4.5, linewidth=1.2, elinewidth=0.8,
-        )  # fmt: skip
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
 def speed_panel(cells: Cells, title: str, lines: Mapping[str, Sequence[str]], benchmarks: Sequence[str]) -> Panel:
-    """Accuracy against tokens per forward pass, benchmarks weighing the same: per label, a curve through its lines.
-
-    Lines that were not measured on them all are left out.
-    """
+    """Accuracy against tokens per forward pass: per label, a curve through its lines that have all benchmarks."""
     curves = {
         label: [point for name in names if (point := line_on(cells, name, benchmarks))]
         for label, names in lines.items()
@@ -240,7 +206,10 @@ def line_on(cells: Cells, line: str, benchmarks: Sequence[str]) -> tuple[Estimat
     """Tokens per forward pass and accuracy of a line, benchmarks weighing the same; None unless it has them all."""
     done = done_cells(cells, line)
     rows = [done[name] for name in benchmarks if name in done]
-    return means(rows) if rows and len(rows) == len(benchmarks) else None
+    if not rows or len(rows) < len(benchmarks):
+        return None
+    speeds, shares = [row.tokens_per_forward for row in rows], [row.accuracy for row in rows]
+    return mean_of_benchmarks(speeds), mean_of_benchmarks(shares)
 
 
 def shared_benchmarks(cells: Cells, plan: TablePlan) -> list[str]:

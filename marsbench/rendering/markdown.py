@@ -44,11 +44,10 @@ def folded(*sections: str) -> str:
 
 
 def filled(package: str, name: str, slots: Mapping[str, str]) -> list[str]:
-    """The parts of a layout, which a line `---` parts, with their slots filled.
+    """The parts of a layout, which a line `---` parts, with their slots filled; the lines of a paragraph become one.
 
     A line of a list, or a paragraph, whose slots are all empty is left out. So is a section (a part that begins with a
-    heading `##`) where some slots are paragraphs by themselves and all of these are empty. The lines of a paragraph
-    become one.
+    heading `##`) where some slots are paragraphs by themselves and all of these are empty.
     """
     text, parts = (resources.files(package) / name).read_text(encoding="utf-8"), []
     for part in text.split("\n---\n"):

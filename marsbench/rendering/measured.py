@@ -18,10 +18,7 @@ HOW_TO_READ_ACCURACY = (
 
 
 def numbers_table(plan: TablePlan, seeds: BySeed, names: Sequence[str] = ()) -> str:
-    """Lines with their accuracy by benchmark and tokens per forward pass, of all training seeds, beside the paper's.
-
-    Lines with the same numbers stand as one. Without `names`, all lines of the plan.
-    """
+    """Lines (all of the plan unless named) with their accuracy and speed, of all training seeds, beside the paper's."""
     cells = [latest_cells(rows) for rows in seeds.values()]
     shown = [line for line in plan.lines if not names or line.name in names]
     papers = {metric: _published(plan, [line.name for line in shown], metric) for metric in ("accuracy", _TOKENS)}

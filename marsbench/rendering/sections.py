@@ -36,7 +36,7 @@ def deviations(rows: Sequence[Row], scale: str, own: Sequence[str]) -> str:
     """What is otherwise than in the paper behind rows of one scale; `own` is of this page alone."""
     real = any(modelled_on(row.benchmark) == row.benchmark for row in rows if isinstance(row, EvaluationRow))
     small, scored, common = filled(__package__, "deviations.md", {})
-    known = [*([small] if preset(scale).world else []), *([scored] if real else []), common, *own]
+    known = filter(None, [small if preset(scale).world else "", scored if real else "", common, *own])
     return "\n".join(["## Known deviations from the paper", "", *[f"- {sentence}" for sentence in known]])
 
 
@@ -65,11 +65,10 @@ def _docs(scale: str) -> str:
 
 
 def seeds_in_words(seeds: BySeed) -> str:
-    """Which training seed a page's tables show and which verdicts are of; empty where there is one seed."""
-    if len(seeds) < 2:
-        return ""
+    """Which training seeds a page is of; empty where there is one."""
     every = ", ".join(map(str, sorted(seeds)))
-    return f"Numbers and verdicts are of all training seeds that have what is compared, of {every}."
+    known = f"Numbers and verdicts are of all training seeds that have what is compared, of {every}."
+    return known if len(seeds) > 1 else ""
 
 
 def step_cost(rows: Sequence[Row]) -> str:
@@ -101,7 +100,8 @@ def facts_section(rows: Sequence[Row], how: str) -> str:
     dates = sorted(str(origin["started"]) for origin in known if origin.get("started"))
     dirty, facts = sum(bool(origin.get("dirty")) for origin in known), {"command": how}
     for name, read in _FACTS.items():
-        values = sorted({*map(read, known)} - {""})
+        said = [origin.get(read) if isinstance(read, str) else read(origin) for origin in known]
+        values = sorted({str(value) for value in said if value is not None} - {""})
         facts[name] = "; ".join(values) if len(values) <= _MANY else f"{values[0]} and {len(values) - 1} others"
     facts["rows from uncommitted changes"] = f"{dirty} of {len(known)}" if dirty else ""
     facts["measured"] = " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else ""
@@ -109,46 +109,38 @@ def facts_section(rows: Sequence[Row], how: str) -> str:
     return paragraphs("## How this was made", table(["", ""], lines, text=(0, 1)))
 
 
-def _text(name: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda provenance: str(provenance[name]) if provenance.get(name) is not None else ""
-
-
 def _hardware(provenance: Mapping[str, Any]) -> str:
     hardware = dict(provenance.get("hardware") or {})
     cores, memory = hardware.get("cores"), hardware.get("memory_gib")
     counts = f"{cores} cores" if cores else "", f"{memory:.0f} GiB memory" if memory else ""
     parts = [hardware.get("cpu"), *counts, hardware.get("gpu") or ("no GPU" if "gpu" in hardware else "")]
-    return ", ".join(str(part) for part in parts if part)
+    return ", ".join(filter(None, parts))
 
 
-_FACTS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+_FACTS: dict[str, str | Callable[[Mapping[str, Any]], str]] = {  # words -> a field of provenance, or what reads it
     "commit": lambda provenance: str(provenance.get("commit") or "")[:12],
-    "what differed": _text("differs"),
-    "seed": _text("seed"),
+    "what differed": "differs",
+    "seed": "seed",
     "hardware": _hardware,
     "driver": lambda provenance: ", ".join(sorted({str(gpu["driver"]) for gpu in provenance.get("gpus") or ()})),
-    "threads": _text("threads"),
-    "waiting threads (`OMP_WAIT_POLICY`)": _text("wait_policy"),
-    "platform": _text("platform"),
-    "Python": _text("python"),
+    "threads": "threads",
+    "waiting threads (`OMP_WAIT_POLICY`)": "wait_policy",
+    "platform": "platform",
+    "Python": "python",
     "versions": lambda provenance: ", ".join(map(" ".join, sorted(dict(provenance.get("versions") or {}).items()))),
 }
 
 
 def laid_out(package: str, slots: Slots, plan: TablePlan | None = None, layout: str = "page.md") -> Sections:
-    """The sections of a page whose layout lies in a package; those behind a line `---` are folded.
-
-    `slots` are those of this page alone; what its lines are, if it has any, says the `plan`.
-    """
+    """The sections of a page whose layout lies in a package, with slots of its own; those behind `---` are folded."""
     session = session_of(plan.key if plan else package.rpartition(".")[2])
 
     def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
         common = {
             **{"scale": scale, "racing": racing(scale), "seeds": seeds_in_words(seeds), "about": about(scale, seeds)},
             "raced": races_in_words(row for row in rows if isinstance(row, SweepRow)),
-            "company": busy_remark(rows),
-            "facts": facts_section(rows, command(session, scale)),
-            **({"title": title(plan, scale)} if plan else {}),
+            **{"company": busy_remark(rows), "facts": facts_section(rows, command(session, scale))},
+            "title": title(plan, scale) if plan else "",
         }
         first, *more = filled(package, layout, {**common, **slots(rows, scale, seeds)})
         return [first, folded(*more)]

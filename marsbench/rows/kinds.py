@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Union
 from pydantic import Discriminator, Tag
 
 from marsbench.methods import METHODS
-from marsbench.statistics.intervals import Answers, Estimate, accuracy, mean_of_benchmarks, tokens_per_forward
+from marsbench.statistics.intervals import Answers, Estimate, accuracy, mean_of_benchmarks, ratio_of_totals
 from marsbench.training.records import weights_with_adapter
 from marsbench.training.stages import STAGES
 
@@ -79,7 +79,7 @@ class EvaluationRow(_OfLine):
 
     @property
     def tokens_per_forward(self) -> Estimate:
-        return tokens_per_forward(self.emitted, self.forwards)
+        return ratio_of_totals(self.emitted, self.forwards)
 
 
 @dataclass(frozen=True)

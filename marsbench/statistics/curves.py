@@ -1,7 +1,4 @@
-"""Curves of accuracy against tokens per forward pass, and how much higher one lies than another.
-
-A curve is one checkpoint decoded at several thresholds: a point for each, straight lines between them.
-"""
+"""Curves of accuracy against tokens per forward pass, and how much higher one lies than another."""
 
 from collections.abc import Sequence
 
@@ -18,9 +15,8 @@ _Values = NDArray[np.float64]
 def curve_advantage(a: Sequence[Answers], b: Sequence[Answers]) -> Estimate:
     """How much more accurate curve a is than curve b where both emit equally many tokens per forward pass.
 
-    A curve has an entry per threshold, in any order, all on the same questions of one benchmark. It is the mean over
-    the tokens per forward pass that both reach, as a fraction; the interval is a percentile bootstrap over questions,
-    drawn for all points together, with a fixed seed.
+    A curve has an entry per threshold, in any order, all on the same questions. It is the mean over the tokens per
+    forward pass that both reach, as a fraction; the interval is a bootstrap over questions with a fixed seed.
     """
     counts = {len(values) for point in (*a, *b) for values in (point.correct, point.emitted, point.forwards)}
     if not a or not b or len(counts) != 1 or 0 in counts:

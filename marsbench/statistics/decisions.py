@@ -1,8 +1,4 @@
-"""What an interval says of a bound, the p value of that, and what is left of it among many tests.
-
-All of it asks how far the interval reaches from its value towards a bound, at its own level or another, so that a p
-value can say nothing else than the interval does.
-"""
+"""What an interval says of a bound, the p value of that, and what is left of it among many tests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,19 +28,11 @@ class Bound:
             return "holds"
         return "does not hold" if interval.high < self.low or self.high < interval.low else "open"
 
-    @classmethod
-    def losing_less_than(cls, margin: float) -> "Bound":
-        """Non-inferiority: worse by less than a margin, in the effect's unit."""
-        if margin < 0:
-            raise ValueError(f"a negative margin: {margin}")
-        return cls(low=0.0 - margin)  # no -0.0
-
 
 def p_value(pooled: Estimate, seeds: Sequence[float], bound: Bound) -> float:
-    """Two-sided: 1 minus the highest level at which the interval still decides, so p < .05 where the verdict does.
+    """Two-sided: 1 minus the highest level at which the interval of `over_seeds` still decides.
 
-    The interval is that of `over_seeds`. One bound and one seed make this the p of the normal law; without noise in the
-    questions it is Student's.
+    One bound and one seed make this the p of the normal law; without noise in the questions it is Student's.
     """
     from scipy import optimize
 
@@ -73,8 +61,7 @@ def p_value(pooled: Estimate, seeds: Sequence[float], bound: Bound) -> float:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's (1979) adjusted p values, in the order given: those below .05 hold together, all but one time in 20.
 
-    The smallest p is multiplied by the number of tests, the next by one less, and so on; none falls below the one
-    before it.
+    The smallest p is multiplied by the number of tests, the next by one less, and so on; none falls below its smaller.
     """
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):

@@ -1,19 +1,13 @@
-"""Point estimates, 95 % intervals and verdicts for questions that every arm answered.
+"""Point estimates and 95 % intervals for questions that every arm answered; all of it is deterministic.
 
-Two published ideas carry all of it, and all of it is deterministic:
+- One benchmark gets an interval that stays honest near 0 and 1 and for few questions: Wilson's for an accuracy, Bonett
+  and Price's (2012) for a paired difference. The plain normal interval would have zero width where no question
+  separates two arms, and four questions would seem to prove that the arms are equal.
+- Benchmarks weigh the same, as in the paper, large or small. The interval of their mean adds the squared distances from
+  estimate to limit, on each side apart ("MOVER", Zou and Donner 2008).
 
-- One benchmark gets an interval that stays honest near 0 and 1 and for few questions: Wilson's for an
-  accuracy, Bonett and Price's (2012) for a paired difference. The plain normal interval would have zero width
-  where no question separates two arms, and four questions would seem to prove that the arms are equal.
-  What is no proportion and no difference of two follows the same idea: Bonett and Price's two made-up questions, one
-  in favour of either side, stand beside the real ones.
-- Benchmarks weigh the same, as in the paper, large or small. The interval of their mean adds the squared
-  distances from estimate to limit, on each side apart ("MOVER", Zou and Donner 2008). For symmetric intervals
-  this is the textbook stratified interval, and for one benchmark it returns that benchmark's own.
-
-Intervals cover the draw of questions only. `over_seeds` widens one to cover the luck of training as well, where
-several seeds were trained: a question's answer is then the share of them that were right. `decisions.py` asks at
-which level such an interval decides.
+Intervals cover the draw of questions only. `over_seeds` widens one to cover the luck of training as well: of several
+seeds, a question's answer is the share of them that were right.
 """
 
 from collections.abc import Mapping, Sequence
@@ -96,15 +90,9 @@ def mean_of_benchmarks(estimates: Sequence[Estimate]) -> Estimate:
 def over_seeds(pooled: Estimate, seeds: Sequence[float]) -> Estimate:
     """What several training seeds say together, with an interval that covers the luck of training too.
 
-    An answer is seen as truth + effect of the seed + effect of the question + rest (crossed random effects). The
-    interval of the pooled answers covers the draw of questions and the rest. The values of the seeds scatter by their
-    effects and the rest, which the standard error of their mean covers, with Student's t for their small number. The
-    two are added by their squares, on each side apart, as in MOVER. The rest is counted twice, so that the interval is
-    rather too wide than too narrow.
-
-    Args:
-        pooled: the estimate from the answers of all seeds, pooled per question, with its 95 % interval.
-        seeds: the same estimate from each seed's answers alone; a single one adds nothing to `pooled`.
+    The interval of the pooled answers covers the draw of questions and the rest (crossed random effects); the standard
+    error of the mean of `seeds`, the same estimate from each seed's answers alone, with Student's t, covers the effects
+    of seeds and the rest. The two are added as in MOVER: rather too wide, as the rest counts twice.
     """
     if not seeds:
         raise ValueError("an estimate of no seeds")
@@ -116,10 +104,7 @@ def over_seeds(pooled: Estimate, seeds: Sequence[float]) -> Estimate:
 
 
 def reach(questions: float, seeds: Sequence[float], *, level: float = LEVEL) -> float:
-    """How far such an interval reaches to one side of its value.
-
-    `questions` is how far the 95 % interval of the pooled answers reaches there.
-    """
+    """How far such an interval reaches to a side where the 95 % interval of the pooled answers reaches `questions`."""
     from scipy import special
 
     training = 0.0
@@ -138,17 +123,12 @@ def difference(a: Estimate, b: Estimate) -> Estimate:
     return Estimate(value, Interval(value - below, value + above), min(a.n, b.n))
 
 
-def tokens_per_forward(emitted: Sequence[int], forwards: Sequence[int]) -> Estimate:
-    """Total tokens over total forward passes on one benchmark; the interval by the delta method.
-
-    Both sequences hold one count per question; questions are what is drawn, so long answers weigh more.
-    """
-    return _around(*_ratio(emitted, forwards))
-
-
 def ratio_of_totals(parts: Sequence[float], wholes: Sequence[float]) -> Estimate:
-    """The sum of one thing over the sum of another, both taken of the same items; the interval by the delta method."""
-    return _around(*_ratio(parts, wholes, least=0.0))
+    """One sum over another, such as tokens over forward passes, each of an entry per question; by the delta method.
+
+    Questions are what is drawn, so long answers weigh more.
+    """
+    return _around(*_ratio(parts, wholes))
 
 
 def speed_difference(a: Answers, b: Answers) -> Estimate:
@@ -159,13 +139,13 @@ def speed_difference(a: Answers, b: Answers) -> Estimate:
     return _around(first - second, above_first - above_second)
 
 
-def _ratio(emitted: Sequence[float], forwards: Sequence[float], least: float = 1.0) -> tuple[float, _Values]:
-    """Total tokens over total forward passes, and what each question moves it by, times the number of questions."""
-    tokens, passes = np.asarray(emitted, dtype=float), np.asarray(forwards, dtype=float)
-    if len(tokens) != len(passes) or not len(tokens) or passes.min() < least:
-        raise ValueError(f"no ratio of {len(tokens)} token counts to {len(passes)} counts of forward passes")
-    ratio = float(tokens.sum() / passes.sum())
-    return ratio, (tokens - ratio * passes) / passes.mean()  # they sum to zero
+def _ratio(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, _Values]:
+    """A ratio of totals, and what each question moves it by, times the number of questions; these sum to zero."""
+    above, below = np.asarray(parts, dtype=float), np.asarray(wholes, dtype=float)
+    if len(above) != len(below) or not len(above) or below.min() <= 0:
+        raise ValueError(f"no ratio of {len(above)} values to {len(below)} values above 0")
+    ratio = float(above.sum() / below.sum())
+    return ratio, (above - ratio * below) / below.mean()
 
 
 def _around(value: float, residuals: _Values) -> Estimate:
@@ -175,10 +155,7 @@ def _around(value: float, residuals: _Values) -> Estimate:
 
 
 def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> Estimate:
-    """How many points more accurate arm a is than arm b on the same questions, benchmarks weighing the same.
-
-    Both are benchmark -> 0 to 1 per question, in the same order.
-    """
+    """How many points more accurate arm a is than b, benchmarks weighing the same; benchmark -> 0 to 1 per question."""
     if set(a) != set(b):
         raise ValueError(f"not the same benchmarks: {sorted(a)} and {sorted(b)}")
     gains = [_paired_gains(name, a[name], b[name]) for name in sorted(a)]
@@ -186,10 +163,7 @@ def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence
 
 
 def mcnemar(a: Sequence[float], b: Sequence[float]) -> tuple[int, int, float]:
-    """How many questions each of two arms alone answers correctly, and McNemar's exact p value of these.
-
-    For shares of several seeds: which arm answers it correctly more often, and the sign test.
-    """
+    """How many questions each of two arms alone (of several seeds, more often) gets right, and McNemar's exact p."""
     from scipy import stats
 
     gains = _paired_gains("two arms", a, b)
@@ -202,10 +176,7 @@ def mcnemar(a: Sequence[float], b: Sequence[float]) -> tuple[int, int, float]:
 def gain_difference(
     first: tuple[Sequence[float], Sequence[float]], second: tuple[Sequence[float], Sequence[float]]
 ) -> Estimate:
-    """How much more one arm gains over another than a third over a fourth, on the same questions of one benchmark.
-
-    Each pair holds the answers, 0 to 1, of two arms, the first of which gains; the result is a fraction.
-    """
+    """How much more a gains over b, in `first`, than in `second`, as a fraction; on the same questions."""
     gains, others = _paired_gains("first pair", *first), _paired_gains("second pair", *second)
     if len(gains) != len(others):
         raise ValueError(f"{len(gains)} and {len(others)} answers cannot be paired")
@@ -255,10 +226,7 @@ def _shares(correct: Sequence[float]) -> _Values:
 
 
 def _mean_gain(gains: _Values, largest: float = 1.0) -> Estimate:
-    """The mean gain; Bonett and Price (2012) give each side one more question, then use the normal law.
-
-    `largest` is the most that a question can gain.
-    """
+    """The mean gain; Bonett and Price (2012) give each side one more question, of `largest`, and use the normal law."""
     n = len(gains)
     more = np.append(gains, [largest, -largest])
     centre = float(more.mean())

@@ -1,7 +1,6 @@
-"""Studies: one module, or folder, per page of results, with everything about it. This registry finds them.
+"""Studies: one module, or folder, per page of results, with everything about it; this registry finds them.
 
-A study's module assigns a `Study` to `STUDY`, or several that stand on one page to `STUDIES`. Commands and the index
-all go through the functions below, in the order of the paper, so a new study is known everywhere at once.
+A study's module assigns a `Study` to `STUDY`, or several that stand on one page to `STUDIES`.
 """
 
 from __future__ import annotations

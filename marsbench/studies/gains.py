@@ -1,7 +1,4 @@
-"""Where the gain comes from: MARS against other ways to several tokens per forward pass at equal accuracy.
-
-Table 9, MARS against Jacobi decoding, stands on the same page, and so do the ways that were tried for each rival.
-"""
+"""Where the gain comes from: MARS against rivals at equal accuracy; Table 9; what was tried for rivals."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -16,7 +13,7 @@ from marsbench.findings.query import RACED
 from marsbench.findings.sweep import ALLOWED_LOSS, SweepCells, over_prompts, races_in_words
 from marsbench.line import Line
 from marsbench.racing.grid import COMPILED_AR, Grid
-from marsbench.rendering.figures import Labelled, labelled_figure, line_on, shared_benchmarks
+from marsbench.rendering.figures import SPEED_AXIS, Labelled, labelled_figure, line_on, shared_benchmarks
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.running.plans import TablePlan
@@ -31,9 +28,8 @@ if TYPE_CHECKING:
 
 # ---- a line that is worked out: MARS whose tau was chosen on other questions ----
 #
-# The fastest of several settings looks faster, and less costly, on the questions that it was chosen on than on others:
-# some of what made it win is luck. So the even questions choose for the odd ones and the odd ones for the even ones
-# (cross-fitting), and every answer that counts comes from a setting that this very question had no say in.
+# The fastest setting looks faster on the questions that it was chosen on: some of what made it win is luck. So the even
+# questions choose for the odd ones and the odd ones for the even ones (cross-fitting).
 
 AR_OF_MARS = "ar_of_mars"
 CURVE = (AR_OF_MARS, *[mars_name("mars", 4, threshold) for threshold in THRESHOLDS])  # what tau is chosen from
@@ -43,10 +39,8 @@ CHOSEN = Line("mars_chosen", "MARS (B = 4, tau chosen on other questions)", "mar
 def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> Answers:
     """Answer every question with the fastest setting, among those that lose little on the other half of the questions.
 
-    Settings are of one benchmark; the first is what accuracy is lost against, in percentage points.
-
-    Raises:
-        ValueError: if there are fewer than two questions, or settings with unequally many answers.
+    Settings are of one benchmark; the first is what accuracy is lost against, in percentage points. `ValueError` if
+    there are fewer than two questions, or settings with unequally many answers.
     """
     counts = {len(values) for setting in settings for values in (setting.correct, setting.emitted, setting.forwards)}
     if len(counts) != 1 or min(counts) < 2:
@@ -54,18 +48,13 @@ def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> Answers:
     (n,) = counts
     by_even, by_odd = (fastest_within(settings, allowed_loss, range(first, n, 2)) for first in (0, 1))
     used = [settings[by_even if place % 2 else by_odd] for place in range(n)]
-    answers = [
-        (setting.correct[place], setting.emitted[place], setting.forwards[place]) for place, setting in enumerate(used)
-    ]
+    every = enumerate(used)
+    answers = [(setting.correct[place], setting.emitted[place], setting.forwards[place]) for place, setting in every]
     return Answers(*map(list, zip(*answers, strict=True)))
 
 
 def fastest_within(settings: Sequence[Answers], allowed_loss: float, questions: Sequence[int]) -> int:
-    """The place of the setting with most tokens per forward pass among those that lose little on some questions.
-
-    `questions` are their places in the benchmark. The first setting is the reference, which loses nothing, so there
-    always is an answer.
-    """
+    """The place of the fastest setting that loses little against the first, both on `questions`, by their places."""
 
     def speed(place: int) -> float:
         emitted, forwards = settings[place].emitted, settings[place].forwards
@@ -77,10 +66,7 @@ def fastest_within(settings: Sequence[Answers], allowed_loss: float, questions: 
 
 
 def with_choice(rows: Sequence[Row]) -> list[Row]:
-    """The rows, and those of the line whose thresholds were chosen on other questions, as if it had been measured.
-
-    It has a row on the benchmarks of which all lines of `CURVE` answered the same questions.
-    """
+    """The rows, and those of the chosen line on the benchmarks of which all lines of `CURVE` answered as much."""
     cells = latest_cells(rows)
     line: dict[str, Any] = {"arm": CHOSEN.name, "method": CHOSEN.method, "options": CHOSEN.options}
     chosen = []
@@ -152,7 +138,7 @@ def _beats_rivals(line: Line, words: str, name: str, others: Iterable[str]) -> C
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
     benchmarks = shared_benchmarks(cells, plan)
     shown = {line.label: point[0] for line in plan.lines if (point := line_on(cells, line.name, benchmarks))}
-    return labelled_figure([Labelled("tokens per forward pass", {"": shown})], path_stem)
+    return labelled_figure([Labelled(SPEED_AXIS, {"": shown})], path_stem)
 
 
 STUDY = TablePage(
@@ -215,7 +201,6 @@ TABLE9 = TablePage(
 
 # ---- every rival in the ways that were tried for it: what is best by its own measure stands for it elsewhere ----
 
-
 _DIFFUSION, _SHIFTED, _NO_SFT = (
     next(line for line in table2.PLAN.lines if line.name == name)
     for name in ("block_diffusion", "block_diffusion_shifted", "mars_no_sft")
@@ -238,15 +223,15 @@ def _race(run: "Run") -> list[Row]:
     from marsbench.racing.sweep import Sweep
 
     ar, small = Line.raced("ar", "ar_sft", "ar"), run.scale.in_seconds
-    tried = [
+    lines = [
         Line.raced(f"{words}, {name} = {value}", stage, method, **options, **{name: value})
         for words, (stage, method, options, name, values) in _RACED.items()
         for value in values
     ]
-    lines = (ar, *tried) if small else (ar, ar.compiled_form(), *[line.compiled_form() for line in tried])
+    lines = lines if small else [line.compiled_form() for line in (ar, *lines)]
     prompts, repeats = (12, 2) if small else (102, 3)
-    grid = Grid((*lines, Line.raced(_LIBRARY, "ar_sft", _LIBRARY)), (1,), prompts, repeats, positions=0, page="rivals")
-    return Sweep(run, grid).rows()
+    raced = (ar, *lines, Line.raced(_LIBRARY, "ar_sft", _LIBRARY))
+    return Sweep(run, Grid(raced, (1,), prompts, repeats, positions=0, page="rivals")).rows()
 
 
 def _chosen(race: SweepCells) -> dict[str, tuple[SweepRow, SweepRow]]:
@@ -269,8 +254,10 @@ def in_brief(rows: Sequence[Row]) -> str:
     if len(speeds) < len(_RACED):
         return ""
     ours, _, *rivals = _RACED
-    fastest = max(rivals, key=lambda words: speeds[words].value)
-    said = [f"{words} is {with_interval(speeds[words], 2)}" for words in (ours, fastest)]
+    said = [
+        f"{words} is {with_interval(speeds[words], 2)}"
+        for words in (ours, max(rivals, key=lambda of: speeds[of].value))
+    ]
     return (
         f"With compiled steps and four settings each, chosen on other prompts, {' and '.join(said)} times as fast as "
         "AR (toy, batch 1)."

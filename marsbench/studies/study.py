@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from marsbench.findings.cells import Cells, latest_cells
 from marsbench.findings.claims import Claim, Section
@@ -42,10 +42,9 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True)
 class Study(Item):
-    """A page: what it measures, what it claims, how it is rendered.
+    """A page, or a part of one: what it measures, what it claims, how it is rendered.
 
-    A page shows the rows of one training seed and scale; its verdicts are of all seeds. Several studies may stand on
-    one page, each with its own rows.
+    It shows the rows of one training seed and scale; its verdicts are of all seeds.
     """
 
     on: str = ""  # the study whose page it stands on, where it has none of its own
@@ -72,13 +71,11 @@ class Study(Item):
         if self.plan is not None:
             object.__setattr__(self, "key", self.key or self.plan.key)
             object.__setattr__(self, "name", self.name or self.plan.name)
-        for name in ("claims", "more_claims"):
-            object.__setattr__(self, name, tuple(map(self._placed, getattr(self, name))))
-
-    def _placed(self, claim: Claim) -> Claim:
-        """A claim as pages on the whole paper list it: one without a section of the paper is ours."""
-        section = None if claim.ours else claim.section or self.section
-        return replace(claim, page=self.key, section=section, prepared=self.prepared)
+        common: dict[str, Any] = {"page": self.key, "prepared": self.prepared}
+        for name in ("claims", "more_claims"):  # one without a section of the paper is ours
+            sections = [(claim, None if claim.ours else claim.section or self.section) for claim in getattr(self, name)]
+            placed = tuple(replace(claim, section=section, **common) for claim, section in sections)
+            object.__setattr__(self, name, placed)
 
     @property
     def is_made(self) -> bool:
@@ -90,10 +87,7 @@ class Study(Item):
         return self.on or self.key
 
     def render(self, rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
-        """The page, of one scale's rows; sections that are empty are left out.
-
-        Without `seeds`, verdicts are of these rows alone.
-        """
+        """The page, of one scale's rows; without `seeds`, verdicts are of these rows alone."""
         rows = [row for row in rows if row.scale == scale]
         return paragraphs(*self.parts(rows, scale, seeds or {0: rows})) + "\n"
 
@@ -154,8 +148,12 @@ class TablePage(Study):
         yield page_claims([claim for claim in self.claims if not missing & {*claim.lines}], seeds, scale)
         yield f"## {self.figure_title}" if self.figure_title else ""
         if self.figure:
+            shown, done = next(iter(seeds.items()))
+            drawn = [row for row in latest_cells(done).values() if row.status == "done"]
+            counts = " or ".join(map(str, sorted({len(row.correct) for row in drawn})))
+            of = f"Training seed {shown}, {counts} questions a benchmark; {machines(drawn)}."
             yield f"![{self.caption}]({self._stem}.png)"
-            yield f"*{self.caption}. {_drawn_from(seeds)}*"
+            yield f"*{self.caption}. {of}*"
         yield numbers_table(plan, {seed: self.prepared(of_seed) for seed, of_seed in seeds.items()}, self.lines)
         yield f"{self.opening} {HOW_TO_READ_ACCURACY} {about(scale, seeds)}"
         yield paragraphs(reasons(cells, plan), *[section(ready) for section in self.more])
@@ -174,11 +172,3 @@ class TablePage(Study):
     def _stem(self) -> str:
         """Where its figure lies beside the page, less the extension."""
         return f"figures/{self.key}_{self.figure}"
-
-
-def _drawn_from(seeds: BySeed) -> str:
-    """Whose answers a figure shows, how many to a benchmark, and who computed them."""
-    shown = next(iter(seeds))
-    rows = [row for row in latest_cells(seeds[shown]).values() if row.status == "done"]
-    counts = sorted({len(row.correct) for row in rows})
-    return f"Training seed {shown}, {' or '.join(map(str, counts))} questions a benchmark; {machines(rows)}."

@@ -1,10 +1,8 @@
 """The page of thresholds: Tables 4 and 8, and Figures 3 and 6.
 
-Figure 3 draws Table 8, and AR SFT across it. The paper draws Figure 6 (appendix D) without numbers; here the two
-benchmarks of its Figure 3 are asked.
+The paper draws Figure 6 (appendix D) without numbers; here the two benchmarks of its Figure 3 are asked.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +22,10 @@ from marsbench.studies.lines import (
     HEADED_MARS,
     MARS_STAGES,
     TAUS,
-    THRESHOLDS,
     mars,
     mars_name,
     short,
-)  # fmt: skip
+)
 from marsbench.studies.study import Item, TablePage
 
 _SMALLEST, *_LARGER = BLOCK_SIZES
@@ -55,8 +52,8 @@ def _by_threshold(stage: str, size: int) -> tuple[str, ...]:
 
 
 def _higher(size: int, *said: str, **more: Any) -> Claim:
-    curves = {f"{MARS_STAGES[stage]} (B = {size})": _by_threshold(stage, size) for stage in ("mars", ABLATIONS[0])}
-    return lies_above(PLAN, curves, *said, section=FIGURE3, **more)
+    full, without = (_by_threshold(stage, size) for stage in ("mars", ABLATIONS[0]))
+    return lies_above(PLAN, full, without, *said, section=FIGURE3, **more)
 
 
 def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
@@ -97,10 +94,8 @@ STUDY = TablePage(
         ),
     ),
     lines=(
-        AR_SFT.name,
-        *[mars_name("mars", size, threshold) for size in BLOCK_SIZES for threshold in (None, SURE, UNSURE)],
-        mars_name("mars_no_sft", 4),
-        mars_name("mars_no_sft_released", 4),
+        *(AR_SFT.name, *[mars_name("mars", size, tau) for size in BLOCK_SIZES for tau in (None, SURE, UNSURE)]),
+        *(mars_name("mars_no_sft", 4), mars_name("mars_no_sft_released", 4)),
     ),
     figure="pareto",
     figure_title="Figure 3",
@@ -125,28 +120,6 @@ UNDER_TRAINED = (
 )
 
 
-def _claims4() -> Iterator[Claim]:
-    sure = {size: mars_name("mars", size, SURE) for size in BLOCK_SIZES}
-    middle = _LARGER[0]
-    yield emits(
-        PLAN4, _SURE, Bound(low=1.0), f"MARS emits several tokens per forward pass (B = {_SMALLEST})",
-        "several-tokens", check=True,
-        beside=tuple((f"B = {size}", emits(PLAN4, sure[size], Bound())) for size in _LARGER),
-    )  # fmt: skip
-    text = f"B = {middle} emits more tokens per forward pass than B = {_SMALLEST}"
-    yield emits_more(PLAN4, sure[middle], _SURE, text, "more-tokens", untestable=UNDER_TRAINED)
-    text = f"B = {middle} costs some accuracy against B = {_SMALLEST}"
-    yield more_accurate(PLAN4, _SURE, sure[middle], text, "costs", untestable=UNDER_TRAINED)
-    yield as_accurate(
-        PLAN4, _SURE, "ar_sft", f"At tau = .95, MARS with B = {_SMALLEST} stays level with AR SFT", "level",
-        beside=(
-            *[(f"B = {size}", more_accurate(PLAN4, sure[size], "ar_sft")) for size in _LARGER],
-            ("against its own one token", more_accurate(PLAN4, _SURE, _ONE_TOKEN)),
-        ),
-        published=_published_level,
-    )  # fmt: skip
-
-
 def _published_level(scale: str) -> float | None:
     """The paper's average at tau = .95 over its AR SFT's, which stands in Table 2."""
     sure = published("4", scale=scale, benchmark="average", metric="accuracy", block_size=_SMALLEST)
@@ -154,6 +127,31 @@ def _published_level(scale: str) -> float | None:
     return sure[0].value - sft[0].value if sure and sft else None
 
 
+_LARGER_SURE = {size: mars_name("mars", size, SURE) for size in _LARGER}
+_MIDDLE = _LARGER[0]
+CLAIMS4 = (
+    emits(
+        PLAN4, _SURE, Bound(low=1.0), f"MARS emits several tokens per forward pass (B = {_SMALLEST})",
+        "several-tokens", check=True,
+        beside=tuple((f"B = {size}", emits(PLAN4, line, Bound())) for size, line in _LARGER_SURE.items()),
+    ),
+    emits_more(
+        PLAN4, _LARGER_SURE[_MIDDLE], _SURE, f"B = {_MIDDLE} emits more tokens per forward pass than B = {_SMALLEST}",
+        "more-tokens", untestable=UNDER_TRAINED,
+    ),
+    more_accurate(
+        PLAN4, _SURE, _LARGER_SURE[_MIDDLE], f"B = {_MIDDLE} costs some accuracy against B = {_SMALLEST}", "costs",
+        untestable=UNDER_TRAINED,
+    ),
+    as_accurate(
+        PLAN4, _SURE, "ar_sft", f"At tau = .95, MARS with B = {_SMALLEST} stays level with AR SFT", "level",
+        beside=(
+            *[(f"B = {size}", more_accurate(PLAN4, line, "ar_sft")) for size, line in _LARGER_SURE.items()],
+            ("against its own one token", more_accurate(PLAN4, _SURE, _ONE_TOKEN)),
+        ),
+        published=_published_level,
+    ),
+)  # fmt: skip
 TABLE4 = TablePage(
     asks="how many tokens per forward pass, at what accuracy, by block size?",
     section=Section("Table 4", (4, 4)),
@@ -163,13 +161,13 @@ TABLE4 = TablePage(
         "MARS at three block sizes, as in the MARS paper's Table 4 (arXiv 2604.07023), decoded greedily and scored by "
         "one program. The lines without tau are ours, for comparison."
     ),
-    claims=tuple(_claims4()),
+    claims=CLAIMS4,
 )
 
 # ---- Figure 6 ----
 
 METRIC_THRESHOLDS: dict[str, tuple[float, ...]] = {  # surest first; entropy in nats
-    "probability": THRESHOLDS,
+    "probability": TAUS[1:],
     "entropy": (0.05, 0.2, 0.4, 0.7, 1.0, 1.5),
     "margin": (0.9, 0.8, 0.7, 0.5, 0.3),
 }
@@ -193,11 +191,6 @@ PLAN6 = TablePlan(
 )
 
 
-def _draw6(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    panels = [speed_panel(cells, title, _CURVES, [benchmark]) for benchmark, title in columns(plan).items()]
-    return panels_figure(panels, path_stem, across=len(panels))
-
-
 FIGURE6 = TablePage(
     asks="which metric of confidence is best?",
     section=Section("Figure 6", appendix="D"),
@@ -210,7 +203,7 @@ FIGURE6 = TablePage(
     ),
     claims=tuple(
         lies_above(
-            PLAN6, {name: _CURVES[name] for name in ("probability", metric)},
+            PLAN6, _CURVES["probability"], _CURVES[metric],
             f"Probability, the paper's default, is no worse than {metric}", f"no-worse-than-{metric}", margin=1.0,
         )
         for metric in ("entropy", "margin")
@@ -222,6 +215,8 @@ FIGURE6 = TablePage(
         "Accuracy against tokens per forward pass by metric of confidence, a point per threshold, with 95 % intervals; "
         "across, AR SFT with its interval as a band"
     ),
-    drawing=_draw6,
+    drawing=lambda cells, plan, path_stem: panels_figure(
+        [speed_panel(cells, title, _CURVES, [name]) for name, title in columns(plan).items()], path_stem, across=2
+    ),
 )  # fmt: skip
 STUDIES = STUDY, TABLE4, FIGURE6

@@ -1,21 +1,17 @@
-"""The page of discrepancies: where the paper and its released code differ, and what each difference comes to here.
-
-What is said and done stands in `page.md`; here is what a run found: pairs of lines, races, scorers, stop strings.
-"""
+"""The page of discrepancies: where the paper and its released code differ, and what each difference comes to here."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from marsbench.findings.between_lines import emits_more, label, more_accurate
-from marsbench.findings.cells import BENCHMARKS, done_cells, latest_cells
+from marsbench.findings.cells import latest_cells
 from marsbench.findings.claims import TIMES, Claim, Finding
 from marsbench.findings.in_words import p_value
 from marsbench.findings.query import RACED
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, speed_up
 from marsbench.line import Line
-from marsbench.presets import Preset
 from marsbench.racing.grid import Grid
 from marsbench.rendering.claims_in_words import counted
 from marsbench.rendering.markdown import table
@@ -50,26 +46,26 @@ WINDOW, BLOCKS, NO_CACHE = "mars", "mars-block-cache", "mars-no-cache"
 ALL_MASKS = f"{NO_CACHE}, all masks"
 
 
-def _grids(scale: Preset) -> list[Grid]:
+def _races(run: "Run") -> list[Row]:
     """Two races against AR, of five laps over 48 prompts; less where the scale asks few questions anyway.
 
     MARS as load grows, with its sliding window and with block-level caches whose blocks are windows too; and without a
     cache, with B - 1 masks in every forward and with as many as tokens may be generated.
     """
+    from marsbench.racing.sweep import Sweep
 
     def entry(method: str, name: str = "", **options: Any) -> Line:
         return Line.raced(name or method, "mars", method, **{"block_size": 4, **options, "threshold": 0.95})
 
     caches = [entry(BLOCKS, f"{BLOCKS}, B_cache = {size}", cache_block=size) for size in (4, 16, 64)]
-    masks = [entry(NO_CACHE), entry(NO_CACHE, ALL_MASKS, appended_masks=scale.max_new_tokens)]
-    prompts, repeats, most = (12, 3, 15) if scale.in_seconds else (48, 5, 48)
-    return [
-        Grid(
-            (Line.raced("ar", "mars", "ar"), *entries), tuple(size for size in sizes if size <= most), prompts, repeats,
-            positions=0, page="discrepancies",
-        )
-        for entries, sizes in (([entry(WINDOW), *caches], (1, 4, 16, 48)), (masks, (1, 16)))
-    ]  # fmt: skip
+    masks = [entry(NO_CACHE), entry(NO_CACHE, ALL_MASKS, appended_masks=run.scale.max_new_tokens)]
+    prompts, repeats, most = (12, 3, 15) if run.scale.in_seconds else (48, 5, 48)
+    rows = []
+    for entries, sizes in (([entry(WINDOW), *caches], (1, 4, 16, 48)), (masks, (1, 16))):
+        lines, batches = (Line.raced("ar", "mars", "ar"), *entries), tuple(size for size in sizes if size <= most)
+        grid = Grid(lines, batches, prompts, repeats, positions=0, page="discrepancies")
+        rows += Sweep(run, grid).rows()
+    return rows
 
 
 DIFFERS, SAME, NOT_RUN = "differs", "no difference seen", "not run"
@@ -101,16 +97,12 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "d10": _masks(shown, seeds) or NOT_RUN,
         "d14": load or NOT_RUN,
         "knee": knee,
-        "d3_where": _most_changed(rows, *PAIRS["d3"][-1]),
         "reasons": reasons(latest_cells(rows), PLAN),
     }
 
 
 def effect(seeds: BySeed, first: str, second: str) -> tuple[Finding, Finding] | None:
-    """Line `first` minus line `second`: accuracy and tokens per forward pass, on the benchmarks that both answered.
-
-    They are two claims that it has more, open to both sides; None if there are no such benchmarks.
-    """
+    """Line `first` minus line `second`: accuracy and tokens per forward pass; None if no benchmark has both."""
     accuracy, tokens = (kind(PLAN, first, second).over(seeds.values()) for kind in (more_accurate, emits_more))
     return None if accuracy.estimate is None or tokens.estimate is None else (accuracy, tokens)
 
@@ -118,10 +110,8 @@ def effect(seeds: BySeed, first: str, second: str) -> tuple[Finding, Finding] | 
 def tally(seeds: BySeed) -> str:
     """How many of the compared lines differ, and how many of these comparisons are of one training seed."""
     effects = [measured for pairs in PAIRS.values() for pair in pairs if (measured := effect(seeds, *pair))]
-    differ, alone = (
-        sum(_verdict(*pair) != SAME for pair in effects),
-        sum(accuracy.seeds == 1 for accuracy, _ in effects),
-    )
+    differ = sum(_verdict(*pair) != SAME for pair in effects)
+    alone = sum(accuracy.seeds == 1 for accuracy, _ in effects)
     return f"{differ} of {len(effects)} comparisons of lines differ ({alone} of one training seed alone)"
 
 
@@ -141,20 +131,6 @@ def _effects_table(seeds: BySeed, pairs: Sequence[tuple[str, str]]) -> str:
             verdict = _verdict(*both)
         lines.append([f"{label(PLAN, first)} minus {label(PLAN, second)}", *numbers, verdict])
     return table(["", "accuracy", "p", "tokens/forward", "n", "verdict"], lines, text=(0, 4, 5))
-
-
-def _most_changed(rows: Sequence[Row], first: str, second: str) -> str:
-    cells = latest_cells(rows)
-    ones, others = done_cells(cells, first), done_cells(cells, second)
-    gaps = {name: ones[name].accuracy.value - others[name].accuracy.value for name in ones.keys() & others.keys()}
-    if not gaps:
-        return ""
-    name = max(sorted(gaps), key=lambda name: abs(gaps[name]))
-    values = [f"{100 * done[name].accuracy.value:.1f}" for done in (others, ones)]
-    return (
-        f"Most of the difference at tau = .95 is {BENCHMARKS[name]}: {values[0]} to {values[1]} %, in one training "
-        "seed. Other seeds may say otherwise."
-    )
 
 
 def _cache_blocks(sweep: SweepCells) -> str:
@@ -191,20 +167,17 @@ def _load(sweep: SweepCells, seeds: BySeed) -> tuple[str, str]:
     def speed(sweep: SweepCells, size: int) -> Estimate | None:
         return speed_up(sweep.done.get((WINDOW, size)))
 
-    rows = filter(None, sweep.by_batch(WINDOW))
-    speeds = {row.batch_size: (row, _times(seeds, partial(speed, size=row.batch_size))) for row in rows}
-    known = {size: (row, speed) for size, (row, speed) in speeds.items() if speed.estimate is not None}
-    lines = [[str(size), f"{row.positions_per_forward:.0f}", speed.number] for size, (row, speed) in known.items()]
-    said = f"MARS (tau = .95) is faster than `ar` at every batch size measured, up to {max(known, default=0)}."
-    if slow := [size for size, (_, speed) in known.items() if speed.side != "holds"]:
+    lines, slow = [], list[int]()
+    for row in filter(None, sweep.by_batch(WINDOW)):
+        ratio = _times(seeds, partial(speed, size=row.batch_size))
+        lines.append([str(row.batch_size), f"{row.positions_per_forward:.0f}", ratio.number])
+        slow += [row.batch_size] if ratio.side != "holds" else []
+    said = (
+        f"MARS (tau = .95) is faster than `ar` at every batch size measured, up to {max(sweep.batch_sizes, default=0)}."
+    )
+    if slow:
         said = f"From batch size {slow[0]} on, MARS (tau = .95) is not shown to be faster than `ar`."
     return table(["batch", "positions/forward", "speed over `ar`"], lines), said if lines else ""
-
-
-def _races(run: "Run") -> list[Row]:
-    from marsbench.racing.sweep import Sweep
-
-    return [row for grid in _grids(run.scale) for row in Sweep(run, grid).rows()]
 
 
 STUDY = Study(

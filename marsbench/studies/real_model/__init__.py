@@ -1,28 +1,168 @@
 """The page on a real model on two CPU cores: what lossless drafting gives there, by tokens and by the clock."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from marsbench.fetching.models import described, is_known
+from marsbench.findings.between_lines import emits_more
 from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, latest_stages, same_answers
 from marsbench.findings.in_words import with_interval
 from marsbench.findings.query import RACED
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import A_A, SweepCells, over_prompts, races_in_words, speed_of, speed_up
+from marsbench.line import Line
 from marsbench.methods import METHODS
+from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
+from marsbench.racing.grid import Grid
 from marsbench.rendering.claims_in_words import page_claims
 from marsbench.rendering.figures import Labelled, labelled_figure
 from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row, SweepRow
+from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import ratio_of_totals
-from marsbench.studies.real_model import lossless_lines as arms
-from marsbench.studies.real_model.lossless_lines import CLAIMS, IN_BF16, OUTSIDER, OWN_AR, PLAN
+from marsbench.studies.lines import short
 from marsbench.studies.study import Study
 
 if TYPE_CHECKING:
     from marsbench.running.run import Run
+
+# ---- the lines, and what is claimed of them ----
+
+BASE, ADAPTER, MARS = "base", "base_gated", "base_mars"
+LONG_ADAPTER, LONG_MARS, HEADED = "base_gated_4x", "base_mars_2x", "base_gated_network"
+QUARTER = f"{HEADED}_quarter"
+SHIPPED = f"{HEADED}-b8"  # the adapter that comes with the package, which was trained at B = 8
+ADAPTED = ADAPTER, LONG_ADAPTER, QUARTER, HEADED  # whose verified tokens are the base's
+_WORDS = {
+    BASE: "Base",
+    ADAPTER: "Base with an adapter",
+    MARS: "MARS",
+    LONG_ADAPTER: "Base with an adapter trained four times as long",
+    LONG_MARS: "MARS trained twice as long",
+    HEADED: "Base with an adapter and a draft head",
+    QUARTER: "Base with an adapter and a draft head trained a quarter as long",
+    SHIPPED: "Base with the shipped adapter",
+}
+_LOOKUP = {"draft_length": 4}
+
+
+def _line(stage: str, words: str, method: str, **options: Any) -> Line:
+    said = [options[name] for name in ("layout", "block_size", "groups", "threshold") if name in options]
+    name = "_".join(map(str, [stage, method, *said]))  # "base_gated_mars-verified_groups_4"
+    label, (plain, _, size) = f"{_WORDS[stage]}, {words}", stage.partition("-b")
+    return Line(name, label, plain, method, options, block_size=int(size or DEFAULT_BLOCK_SIZE))
+
+
+def _verified(stage: str, layout: str, window: int) -> Line:
+    words = f"verified, {layout} (W = {window})"
+    return _line(stage, words, "mars-verified", layout=layout, block_size=window)
+
+
+def _with_lookup(stage: str, window: int, layout: str = "groups") -> Line:
+    words = f"verified, {layout} (W = {window}) and prompt lookup"
+    return _line(stage, words, "mars-lookup", layout=layout, block_size=window, **_LOOKUP)
+
+
+AR, AR_OF_MARS, AR_OF_LONG_MARS = (_line(stage, "AR decoding", "ar") for stage in (BASE, MARS, LONG_MARS))
+PROMPT_LOOKUP = _line(BASE, "prompt lookup", "prompt-lookup", **_LOOKUP)
+GROUPS, SHIPPED_BOTH = _verified(ADAPTER, "groups", 4), _with_lookup(SHIPPED, 4, "linear")
+SHIPPED_GROUPS, SHIPPED_LINEAR = (_verified(SHIPPED, layout, 4) for layout in ("groups", "linear"))
+_FEW: dict[str, Any] = {"layout": "groups", "block_size": 4, "groups": 2}
+PLAN = TablePlan(
+    "real-model",
+    "Lossless drafting on two CPU cores",
+    (
+        AR,
+        PROMPT_LOOKUP,
+        *(GROUPS, _verified(ADAPTER, "groups", 3), _verified(ADAPTER, "linear", 4)),
+        *(_verified(LONG_ADAPTER, "groups", window) for window in (4, 3)),
+        *(_verified(HEADED, "groups", 4), _line(HEADED, "verified, two groups (W = 4)", "mars-verified", **_FEW)),
+        *(_with_lookup(HEADED, 3), _with_lookup(HEADED, 4), _verified(QUARTER, "groups", 4)),
+        *(SHIPPED_GROUPS, _verified(SHIPPED, "groups", 8), SHIPPED_LINEAR, SHIPPED_BOTH),
+        *(AR_OF_MARS, *[_verified(MARS, "groups", window) for window in (4, 3)]),
+        *[_line(MARS, f"tau = {short(tau)}", "mars", block_size=4, threshold=tau) for tau in (0.95, 0.7)],
+        *(AR_OF_LONG_MARS, _verified(LONG_MARS, "groups", 4)),
+    ),
+    benchmarks=("gsm8k", "humaneval"),
+    questions=50,
+    own="Real model",
+)
+
+_more = partial(emits_more, PLAN)
+CLAIMS = (
+    _more(
+        SHIPPED_GROUPS.name, PROMPT_LOOKUP.name,
+        "With a draft head, the shipped adapter's masks draft better than the text so far", "adapter-lookup",
+        beside=(
+            ("without a head", _more(GROUPS.name, PROMPT_LOOKUP.name)),
+            ("both together", _more(SHIPPED_BOTH.name, PROMPT_LOOKUP.name)),
+        ),
+    ),
+)  # fmt: skip
+
+_RACED = PROMPT_LOOKUP, SHIPPED_GROUPS, SHIPPED_LINEAR, _with_lookup(SHIPPED, 3, "linear"), SHIPPED_BOTH
+# Who races, answering in bf16, where near ties of two tokens could come out otherwise.
+IN_BF16 = TablePlan(
+    "real-model-bf16",
+    "What is lossless stays so in bf16",
+    tuple(replace(line, name=f"{line.name}_bfloat16", dtype="bfloat16") for line in (AR, *_RACED)),
+    benchmarks=("ifeval", "gsm8k", "humaneval"),
+    questions=34,
+    own="Real model in bf16",
+)
+_TUNED = {MARS: AR_OF_MARS.name, LONG_MARS: AR_OF_LONG_MARS.name}
+OWN_AR = {line.name: _TUNED.get(line.stage, AR.name) for line in PLAN.lines}  # line -> AR decoding of its own model
+OWN_AR |= {line.name: IN_BF16.lines[0].name for line in IN_BF16.lines}
+
+# ---- the race ----
+
+OUTSIDER = "llama.cpp"
+OUTSIDERS = (  # of batch 1 alone; quantised weights make another model
+    Line.raced(OUTSIDER, BASE, "llama-cpp"),
+    Line.raced(f"{OUTSIDER}, prompt lookup", BASE, "llama-cpp-lookup", **_LOOKUP),
+    *[Line.raced(f"{OUTSIDER}, {kind}", BASE, "llama-cpp", quantised=kind) for kind in ("q8_0", "q4_1")],
+)
+
+
+def grid_at(scale: Preset, dtype: str, *, beside: bool = False) -> Grid:
+    """A race of `ar` and what is lossless over many prompts; `beside`: a short one with `generate` and llama.cpp."""
+    names = {"ar": "ar", **({"hf-generate": "hf-generate", A_A: "ar"} if beside else {})}
+    baselines = [Line.raced(name, BASE, method) for name, method in names.items()]
+    small = scale.in_seconds
+    ours = [replace(line, name=line.label) for line in _RACED]
+    return Grid(
+        contenders=(*baselines, *ours, *(OUTSIDERS if beside else ())),
+        batch_sizes=(1, 4),
+        prompts=(2 if small else 16) if beside else 4 if small else 48,
+        repeats=2 if small else 3 if beside else 1,  # the lap that is watched has every prompt's own time
+        benchmarks=tuple(PLAN.of(scale.benchmarks)),
+        max_new_tokens=min(64 if beside else 128, scale.max_new_tokens),
+        timeout_s=600,
+        positions=0 if beside else 16 if small else 64,
+        dtype=dtype,
+        page=PLAN.key,
+    )
+
+
+GRID_NAMES = ("ar", *[line.label for line in _RACED])
+
+
+def _measured(run: "Run") -> list[Row]:
+    """A race in fp32, which keeps every promise to the token, and in bf16 where the machine computes in it."""
+    from marsbench.racing.sweep import Sweep
+
+    dtypes = [dtype for dtype in ("float32", "bfloat16") if run.computes_in(dtype)]
+    grids = [grid_at(run.scale, dtype, beside=beside) for beside in (False, True) for dtype in dtypes]
+    return [row for grid in grids for row in Sweep(run, grid).rows()]
+
+
+# ---- the page ----
 
 FIGURE = "figures/real-model_speed"  # beside the page, less the extension
 
@@ -30,6 +170,7 @@ FIGURE = "figures/real-model_speed"  # beside the page, less the extension
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     cells, (sweeps, others) = latest_cells(rows), _races(rows)
     engines = {dtype: _outsiders(race) for dtype, race in others.items()}
+    each = {"raced": sweeps, "raced_beside": engines}.items()
     return {
         "in_part": _in_part(cells, sweeps),
         "base": _base(rows, cells),
@@ -37,8 +178,8 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "answers": "\n".join([*_fastest(sweeps), *_lossless(cells)]),
         "figure": f"![Tokens per second by line, type of weights and batch size]({FIGURE}.png)" if sweeps else "",
         "clock": _clock(sweeps),
-        "raced": _raced(sweeps),
-        "beside": f"{_clock(engines)}\n\n*{_raced(engines)}*" if engines else "",
+        **{name: races_in_words(row for race in races.values() for row in race.rows) for name, races in each},
+        "beside": _clock(engines),
         "tokens": _tokens(cells, rows),
     }
 
@@ -62,7 +203,7 @@ def in_brief(rows: Sequence[Row]) -> str:
     """Its speeds at the smallest batch in a sentence, for pages on the whole paper; empty without a race."""
     said = []
     for dtype, sweep in _races(rows)[0].items():
-        lookup, adapted = (_best_lossless(sweep, stages) for stages in ((arms.BASE,), arms.ADAPTED))
+        lookup, adapted = (_best_lossless(sweep, stages) for stages in ((BASE,), ADAPTED))
         if lookup and adapted:
             more = [size for size in sweep.batch_sizes if size > adapted.batch_size]
             beside = [row for size in more if (row := sweep.done.get((adapted.contender, size)))]
@@ -83,45 +224,34 @@ def _races(rows: Sequence[Row]) -> tuple[dict[str, SweepCells], dict[str, SweepC
     return most, others
 
 
-def _raced(sweeps: Mapping[str, SweepCells]) -> str:
-    return races_in_words(row for sweep in sweeps.values() for row in sweep.rows)
-
-
 def _over_ar(sweep: SweepCells, row: SweepRow, *, ended: bool = False) -> str:
-    """Its speed over `ar`, with an interval over prompts where prompts were answered one by one.
-
-    `ended`: over the prompts whose answers end by EOS alone.
-    """
-    ar = sweep.done.get(("ar", row.batch_size))
+    """Its speed over `ar`, with an interval over prompts where it may; `ended`: over prompts alone that end by EOS."""
+    ar, laps = sweep.done.get(("ar", row.batch_size)), speed_up(row)
     ratio = over_prompts(row, ar, ended=ended) if ar else None
-    laps = speed_up(row)
     return with_interval(ratio, 2) if ratio else f"{laps.value:.2f}" if laps else "n/a"
 
 
 def _in_part(cells: Cells, sweeps: Mapping[str, SweepCells]) -> str:
-    lacking, short = (
+    lacking, in_bf16 = (
         [line.label for line in plan.lines if done_cells(cells, line.name).keys() < columns(plan).keys()]
         for plan in (PLAN, IN_BF16)
     )
-    raced = [{name for name, _ in sweep.done} for sweep in sweeps.values()]
+    raced = [{name for name, _ in sweep.done} >= {*GRID_NAMES} for sweep in sweeps.values()]
     missing = [f"answers of {', '.join(lacking)}"] if lacking else []
-    missing += ["answers in bfloat16"] if short and "bfloat16" in sweeps else []
-    if not raced or not all(names >= {*arms.GRID_NAMES} for names in raced):
-        missing.append("parts of the race" if any(raced) else "the race")
+    missing += ["answers in bfloat16"] if in_bf16 and "bfloat16" in sweeps else []
+    missing += [] if raced and all(raced) else ["parts of the race" if raced else "the race"]
     return f"**In part.** Not measured yet: {'; '.join(missing)}." if missing else ""
 
 
 def _base(rows: Sequence[Row], cells: Cells) -> str:
     """Which of the packaged models the rows are of, where they are of one, and what it gets right."""
-    bases = sorted({str(row.provenance["base"]) for row in rows if row.provenance.get("base")})
-    how = {
-        base: f", whose weights were quantised ({described(base)[0].quantised}) and are dequantised here"
-        for base in bases
-        if is_known(base) and base.endswith("-gguf")
-    }
-    named = ", ".join(f"`{base}`{how.get(base, '')}" for base in bases)
-    said = [f"The base is {named}."] if bases else []
-    if answers := [right for row in done_cells(cells, arms.AR.name).values() for right in row.correct]:
+    named = []
+    for base in sorted({str(row.provenance["base"]) for row in rows if row.provenance.get("base")}):
+        packed = described(base)[0].quantised if is_known(base) and base.endswith("-gguf") else ""
+        how = f", whose weights were quantised ({packed}) and are dequantised here" if packed else ""
+        named.append(f"`{base}`{how}")
+    said = [f"The base is {', '.join(named)}."] if named else []
+    if answers := [right for row in done_cells(cells, AR.name).values() for right in row.correct]:
         said.append(
             f"It answers {sum(answers):g} of {len(answers):,} questions of GSM8K and HumanEval right, so this part is "
             "about drafting speed only."
@@ -147,13 +277,9 @@ def _fastest(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
 def _lossless(cells: Cells) -> Iterator[str]:
     """How many answers are those of AR decoding, of those that are promised to be."""
     for dtype, plan in (("float32", PLAN), ("bfloat16", IN_BF16)):
-        counted = [
-            same_answers(done, done_cells(cells, OWN_AR[line.name]))
-            for line in plan.lines
-            if METHODS[line.method].lossless
-            and line.name != OWN_AR[line.name]
-            and (done := done_cells(cells, line.name))
-        ]
+        names = [line.name for line in plan.lines if METHODS[line.method].lossless and line.name != OWN_AR[line.name]]
+        done = [(done_cells(cells, name), done_cells(cells, OWN_AR[name])) for name in names]
+        counted = [same_answers(mine, its) for mine, its in done if mine]
         if counted:
             same, asked = (sum(counts) for counts in zip(*counted, strict=True))
             yield f"- In {dtype}, of {asked:,} answers that a method promises to be those of AR decoding, {same:,} are."
@@ -181,32 +307,24 @@ def _tokens(cells: Cells, rows: Sequence[Row]) -> str:
     lines = []
     for line in PLAN.lines:
         if (done := done_cells(cells, line.name)) and line.method != "ar":
-            whole = [sum(row.finished) for row in done.values()]
             tokens = [f"{row.tokens_per_forward.value:.2f}" for row in done.values()]
-            emitted = sum(e for row in done.values() for e, end in zip(row.emitted, row.finished, strict=True) if end)
-            passes = sum(f for row in done.values() for f, end in zip(row.forwards, row.finished, strict=True) if end)
+            emitted, passes, whole = (
+                sum(sum(np.multiply(getattr(row, name), row.finished)) for row in done.values())
+                for name in ("emitted", "forwards", "finished")
+            )
             learned = f"{trained[line.trained].tokens:,}" if line.trained in trained else ""
             of_whole = f"{emitted / passes:.2f}" if passes else "-"  # a model hardly trained ends no answer
-            lines.append([line.label, *tokens, of_whole, str(sum(whole)), learned])
+            lines.append([line.label, *tokens, of_whole, str(whole), learned])
     return table(
         ["tokens/forward", *columns(PLAN).values(), "of answers that end", "how many", "tokens trained"], lines
     )
 
 
-def _best_lossless(sweep: SweepCells, stages: Collection[str] = (arms.BASE, *arms.ADAPTED)) -> SweepRow | None:
+def _best_lossless(sweep: SweepCells, stages: Collection[str] = (BASE, *ADAPTED)) -> SweepRow | None:
     """The fastest at the smallest batch whose tokens are promised to be the base's; AR decoding itself left out."""
     rows = [row for row in sweep.at(min(sweep.batch_sizes)) if row.is_lossless and row.stage in stages]
     ours = [row for row in rows if row.method not in ("ar", "hf-generate") and OUTSIDER not in row.contender]
     return max(ours, key=speed_of, default=None)
-
-
-def _measured(run: "Run") -> list[Row]:
-    """A race in fp32, which keeps every promise to the token, and in bf16 where the machine computes in it."""
-    from marsbench.racing.sweep import Sweep
-
-    dtypes = [dtype for dtype in ("float32", "bfloat16") if run.computes_in(dtype)]
-    grids = [arms.grid_at(run.scale, dtype, beside=beside) for beside in (False, True) for dtype in dtypes]
-    return [row for grid in grids for row in Sweep(run, grid).rows()]
 
 
 STUDY = Study(

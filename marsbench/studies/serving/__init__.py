@@ -1,8 +1,9 @@
 """Serving: does lowering tau under load buy throughput, as the paper's abstract says, and what does it cost?"""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain, product
+from math import exp, inf, log
 from statistics import fmean
 
 from marsbench.findings.claims import TIMES, Claim, Measured
@@ -14,19 +15,96 @@ from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.statistics.decisions import Bound
-from marsbench.statistics.intervals import Estimate
-from marsbench.studies.serving import findings, policies
-from marsbench.studies.serving.findings import Cells, accuracy, goodput, over_repeats, tokens_per_second, typical
-from marsbench.studies.serving.policies import AR, AT_ONCE, BY_ROWS, FAST, FEW, Policy
+from marsbench.statistics.intervals import Estimate, Interval, reach
+from marsbench.studies.serving import policies
+from marsbench.studies.serving.policies import AR, AT_ONCE, BY_ROWS, FAST, FEW, POLICIES, VERIFIED, Policy
 from marsbench.studies.study import Study, measured_by
 
-_COST = "cost of a forward, in forwards of `ar`"
+
+class Cells(dict[tuple[str, str, float], list[ServingRow]]):
+    """A policy's name, a shape and a load -> the laps of that cell, repeat by repeat."""
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> "Cells":
+        """Those of some rows by the policies of the page; of a lap that was measured twice, the last counts."""
+        laps: dict[tuple[str, str, float], dict[int, ServingRow]] = {}
+        for row in rows:
+            if isinstance(row, ServingRow) and row.status == "done" and row.policy in {each.name for each in POLICIES}:
+                laps.setdefault((row.policy, row.shape, row.load), {})[row.repeat] = row
+        return cls({key: [repeats[number] for number in sorted(repeats)] for key, repeats in laps.items()})
+
+    @property
+    def full(self) -> float:
+        """How many requests in flight fill the server: the most that there were, if more than a few; else 0."""
+        most = max((load for name, shape, load in self if (name, shape) == (AR.name, "together")), default=0.0)
+        return most if most > max(FEW) else 0.0
+
+    def laps(self, policy: Policy, shape: str, load: float) -> list[ServingRow]:
+        return self.get((policy.name, shape, load), [])
+
+    def by_policy(self, shape: str, load: float) -> list[tuple[Policy, list[ServingRow]]]:
+        return [(policy, laps) for policy in POLICIES if (laps := self.laps(policy, shape, load))]
+
+    def ratio(self, one: Policy, other: Policy, load: float) -> Estimate | None:
+        """One policy's speed over another's, repeat by repeat, which asked the same; None where there is none, or of 0.
+
+        It is of requests in flight: what a user gets where there are a few, and else what all of them get together.
+        """
+        measure = of_a_request if load in FEW else tokens_per_second
+        laps = zip(self.laps(one, "together", load), self.laps(other, "together", load), strict=False)
+        pairs = [(measure(mine), measure(its)) for mine, its in laps]
+        return typical([mine / its for mine, its in pairs]) if pairs and all(its for _, its in pairs) else None
+
+    def same_answers(self) -> tuple[int, int]:
+        """How many questions `mars-verified` answered as `ar` did in the same lap, and how many were asked of both."""
+        both = [
+            pair
+            for (name, shape, load), laps in self.items()
+            if name in (VERIFIED.name, BY_ROWS.name)
+            for mine, its in zip(laps, self.laps(AR, shape, load), strict=False)
+            for pair in zip(mine.answers, its.answers, strict=False)
+            if all(pair)
+        ]
+        return sum(mine == its for mine, its in both), len(both)
+
+
+def tokens_per_second(row: ServingRow) -> float:
+    """Tokens of answers over the time until the last of them."""
+    return row.emitted / max(row.took, 1e-9)
+
+
+def of_a_request(row: ServingRow) -> float:
+    """Tokens per second that a user gets: those of answers over the time that their users waited."""
+    return row.emitted / max(row.waited, 1e-9)
+
+
+def per_forward(rows: Sequence[ServingRow]) -> float:
+    return sum(row.emitted for row in rows) / max(sum(row.forwards for row in rows), 1)
+
+
+def accuracy(rows: Sequence[ServingRow]) -> float | None:
+    """The part of the answers that are right, in %; None where they were not scored."""
+    marked = [row for row in rows if row.right is not None and row.answered]
+    return 100 * sum(row.right or 0 for row in marked) / sum(row.answered for row in marked) if marked else None
+
+
+def typical(values: Sequence[float]) -> Estimate:
+    """The geometric mean of numbers, with Student's 95 % interval on their logarithms; 0 where one of them is 0."""
+    if min(values) <= 0:
+        return Estimate(0.0, Interval(0.0, inf), len(values))
+    logs = [log(value) for value in values]
+    half = reach(0.0, logs) if len(logs) > 1 else inf
+    limits = Interval(exp(fmean(logs) - half), exp(fmean(logs) + half))
+    return Estimate(exp(fmean(logs)), limits, len(logs))
+
+
+# ---- the page ----
 
 
 def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     cells = Cells.of(rows)
     laps = [*chain.from_iterable(cells.values())]
-    full, last, lost = cells.full, laps[-1], findings.lost(laps)
+    full, last, lost = cells.full, laps[-1], sum(row.requests - row.answered for row in laps)
     same, asked = cells.same_answers()
     return {
         "asks": "does lowering tau buy throughput under load?" if full else "what do its users get?",
@@ -52,13 +130,10 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
 
 
 def _right(cells: Cells) -> str:
-    fast, ar = (accuracy(cells.laps(policy.name, "together", cells.full)) for policy in (FAST, AR))
+    fast, ar = (accuracy(cells.laps(policy, "together", cells.full)) for policy in (FAST, AR))
     if fast is None or ar is None:
         return ""
-    return (
-        f"- On a full server, {100 * fast:.0f} % of the answers at tau = {policies.LOWEST:g} are right, of those by "
-        f"`ar` {100 * ar:.0f} %."
-    )
+    return f"- On a full server, {fast:.0f} % of the answers at tau = 0.5 are right, of those by `ar` {ar:.0f} %."
 
 
 def _said(ratio: Estimate | None) -> str:
@@ -73,7 +148,7 @@ def _said(ratio: Estimate | None) -> str:
 def _ratio(one: Policy, other: Policy, count: int, rows: Sequence[Row]) -> Measured:
     """With so many requests in flight; 0 is a full server."""
     cells = Cells.of(rows)
-    return Measured(cells.ratio(one.name, other.name, count or cells.full))
+    return Measured(cells.ratio(one, other, count or cells.full))
 
 
 _more = partial(Claim, bound=Bound(low=1.0), unit=TIMES)
@@ -96,12 +171,12 @@ CLAIMS = (
 def _few(cells: Cells) -> str:
     lines = []
     for count, policy in product(FEW, (AR, BY_ROWS)):
-        if rows := cells.laps(policy.name, "together", count):
-            over = None if policy == AR else cells.ratio(policy.name, AR.name, count)
+        if rows := cells.laps(policy, "together", count):
+            over = None if policy == AR else cells.ratio(policy, AR, count)
             lines.append([
                 f"{count}", policy.name, _ms(rows, "first_token", 1, 2), _ms(rows, "per_token", 2, 2),
-                _ms(rows, "whole", 0, 2), _rate(rows, findings.of_a_request), "" if over is None else _said(over),
-                _rate(rows), f"{findings.per_forward(rows):.2f}",
+                _ms(rows, "whole", 0, 2), _rate(rows, of_a_request), "" if over is None else _said(over),
+                _rate(rows), f"{per_forward(rows):.2f}",
             ])  # fmt: skip
     head = ["at a time", "", "first token", "per token", "whole answer", "a user's tokens/s", "over `ar`",
             "all users' tokens/s", "tokens/forward"]  # fmt: skip
@@ -113,12 +188,12 @@ def _carried(cells: Cells) -> str:
         return ""
     lines = []
     for policy, rows in cells.by_policy("together", cells.full):
-        over = cells.ratio(policy.name, AR.name, cells.full)
-        tokens = findings.per_forward(rows)
+        over, tokens = cells.ratio(policy, AR, cells.full), per_forward(rows)
         cost = f"{tokens / over.value:.2f}" if over is not None and over.value else "n/a"
         lines.append([policy.name, _rate(rows), _said(over), f"{tokens:.2f}", cost, _share(rows)])
+    cost = "cost of a forward, in forwards of `ar`"
     return paragraphs(
-        table(["a full server", "tokens/s", "over `ar`", "tokens/forward", _COST, "right, %"], lines),
+        table(["a full server", "tokens/s", "over `ar`", "tokens/forward", cost, "right, %"], lines),
         f"{cells.full:g} requests are in flight at any time, so the batch is always full. A forward over more "
         "positions costs more: a policy buys tokens per forward over what its forward costs in forwards of `ar`, and "
         "no more; *cost of a forward* follows from the two columns before it.",
@@ -126,16 +201,16 @@ def _carried(cells: Cells) -> str:
 
 
 def _rate(rows: Sequence[ServingRow], measure: Callable[[ServingRow], float] = tokens_per_second) -> str:
-    return f"{over_repeats(rows, measure).value:,.0f}"
+    return f"{typical([*map(measure, rows)]).value:,.0f}"
 
 
 def _share(rows: Sequence[ServingRow]) -> str:
     share = accuracy(rows)
-    return "n/a" if share is None else f"{100 * share:.1f}"
+    return "n/a" if share is None else f"{share:.1f}"
 
 
 def _http(cells: Cells) -> str:
-    bare, served = (cells.laps(AR.name, shape, AT_ONCE) for shape in ("engine", "together"))
+    bare, served = (cells.laps(AR, shape, AT_ONCE) for shape in ("engine", "together"))
     if not (bare and served):
         return ""
     pairs = zip(bare, served, strict=False)
@@ -149,9 +224,10 @@ def _by_load(cells: Cells) -> str:
     lines = [
         [
             f"{load:g}", policy.name, _ms(rows, "first_token"), _ms(rows, "per_token", 1), _ms(rows, "whole"),
-            _said(over_repeats(rows, goodput)), _rate(rows), _share(rows), _ms(rows, "lag", 1).split(" ")[-1],
+            _said(typical([row.good / row.seconds for row in rows])), _rate(rows), _share(rows),
+            _ms(rows, "lag", 1).split(" ")[-1],
         ]
-        for load in cells.loads
+        for load in sorted({load for _, shape, load in cells if shape == "steady"})
         for policy, rows in cells.by_policy("steady", load)
     ]  # fmt: skip
     return table(head, lines, text=(1,))

@@ -1,11 +1,8 @@
 """A load generator for a process of its own: requests go out when they are due, whatever became of earlier ones.
 
 Times count from when a request was due, so that a slow server cannot hide behind a client that waits for it (an open
-loop); how late each was sent is the generator's own lag, and said beside the server's times. Where as many requests as
-wanted are always in flight (a closed loop), each is due when it is sent.
-
-It shares the machine with the server that it measures, so it does little while it measures: what comes is kept with its
-time, and read as HTTP, events and JSON when all is over.
+loop). Where as many requests as wanted are always in flight (a closed loop), each is due when it is sent. It shares the
+machine with the server, so what comes is kept with its time, and read as HTTP, events and JSON when all is over.
 """
 
 import asyncio
@@ -40,6 +37,10 @@ class Heard:
     text: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_whole(self) -> bool:
+        return self.status == 200 and bool(self.usage.get("completion_tokens"))
+
 
 def fire(url: str, shots: Sequence[Shot], at_once: int | None = None) -> list[Heard]:
     """What comes of all requests of one measurement, in their order; `at_once` in flight, or each sent when due."""
@@ -56,22 +57,21 @@ async def _fired(url: str, shots: Sequence[Shot], at_once: int | None) -> list[H
         body = shot.body | {"stream": True, "stream_options": {"include_usage": True}}
         tasks.append(asyncio.create_task(_exchanged(url, body)))
         tasks[-1].add_done_callback(lambda _: seats.release())
-    answers = await asyncio.gather(*tasks)
-    due = [None if at_once else shot.at for shot in shots]
-    return [_heard(came, started, at) for came, at in zip(answers, due, strict=True)]
+    answers = zip(await asyncio.gather(*tasks), shots, strict=True)
+    return [_heard(came, started, None if at_once else shot.at) for came, shot in answers]
 
 
 async def _exchanged(url: str, body: Any) -> Came:
     """A request on a connection of its own, which the server closes behind its answer: when it was sent, what came."""
     address, data = urlsplit(url), json.dumps(body).encode()
-    head = f"Host: {address.netloc}", "Connection: close", "Content-Type: application/json"
-    lines = "POST /v1/completions HTTP/1.1", *head, f"Content-Length: {len(data)}", "", ""
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     came = [(time.perf_counter(), b"")]
     with suppress(OSError, TimeoutError):  # what has come by then tells that it is not all
         async with asyncio.timeout(_GIVE_UP_S):
             reader, writer = await asyncio.open_connection(address.hostname, address.port)
             try:
-                writer.write("\r\n".join(lines).encode() + data)
+                writer.write(head.encode() + data)
                 while piece := await reader.read(2**16):
                     came.append((time.perf_counter(), piece))
             finally:
@@ -104,11 +104,10 @@ def read_answer(came: Came) -> tuple[int, Came]:
 
 def _heard(came: Came, since: float, due: float | None) -> Heard:
     """What came of a request that was due then, or (None) whenever it was sent."""
-    (began, _), *parts = came
+    (sent, _), *parts = came
     status, body = read_answer(parts)
-    sent = began - since
-    due = sent if due is None else due
-    heard, rest = Heard(due, max(0.0, sent - due), status), b""
+    due = sent - since if due is None else due
+    heard, rest = Heard(due, max(0.0, sent - since - due), status), b""
     for at, data in body:
         *lines, rest = (rest + data).split(b"\n")  # a line came when its end did
         for line in lines:

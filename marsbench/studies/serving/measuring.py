@@ -36,18 +36,13 @@ _PERCENTILES = (0.5, 0.9, 0.99)
 _ASKED = ("gsm8k", "humaneval")  # of a model that people use, as on its own page
 
 
-class Targets(NamedTuple):
-    """What a user waits for gladly, in seconds."""
-
+class Targets(NamedTuple):  # what a user waits for gladly, in seconds
     first_token: float = 0.0
     per_token: float = 0.0
 
 
 def serving_rows(run: Run) -> list[Row]:
-    """All rows; a core is left to HTTP and the load generator, where there are several and a step is over in no time.
-
-    The engine alone and the one behind HTTP get as many threads: one that has to share its core holds up all others.
-    """
+    """All rows; in the world, whose steps are short, a core is left to HTTP and the load generator."""
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads - 1) if run.scale.world else threads)
     try:
@@ -141,15 +136,12 @@ class Bench:
         started = time.perf_counter()
         generations = decode(loaded.model, chosen, requests, eos_id=eos_id, pad_id=pad_id, batch_size=AT_ONCE)
         seconds = time.perf_counter() - started
-        texts = loaded.tokenizer.batch_decode(
-            [generation.tokens for generation in generations], skip_special_tokens=True
-        )
-        return [
-            Heard(0.0, 0.0, 200, seconds, seconds, text, {
-                "completion_tokens": generation.emitted, "marsbench": {"forwards": generation.forwards},
-            })
-            for generation, text in zip(generations, texts, strict=True)
-        ]  # fmt: skip
+        heard = []
+        for made in generations:
+            usage = {"completion_tokens": made.emitted, "marsbench": {"forwards": made.forwards}}
+            text = str(loaded.tokenizer.decode(made.tokens, skip_special_tokens=True))
+            heard.append(Heard(0.0, 0.0, 200, seconds, seconds, text, usage))
+        return heard
 
     def _shots(self, cell: Cell, carried: float) -> tuple[list[Shot], list[int]]:
         """The requests of a cell, the same ones at the same times for every policy, and which questions they ask."""
@@ -170,9 +162,8 @@ class Bench:
         for turn in range(max(map(len, texts))):
             now = [some[turn] if turn < len(some) else "" for some in texts]
             right |= zip(enumerate(now), self.questions.score(now), strict=True)
-        return sum(
-            int(right[question, answer.text]) for answer, question in zip(heard, asked, strict=True) if is_whole(answer)
-        )
+        answered = zip(heard, asked, strict=True)
+        return sum(int(right[question, answer.text]) for answer, question in answered if answer.is_whole)
 
     # ---- the servers ----
 
@@ -218,12 +209,8 @@ def arrivals(drawn: random.Random, cell: Cell, carried: float, effort: Effort) -
     return times or [0.0]
 
 
-def is_whole(answer: Heard) -> bool:
-    return answer.status == 200 and bool(answer.usage.get("completion_tokens"))
-
-
 def summed(heard: Sequence[Heard], targets: Targets) -> dict[str, Any]:
-    whole = [answer for answer in heard if is_whole(answer)]
+    whole = [answer for answer in heard if answer.is_whole]
     emitted = [answer.usage["completion_tokens"] for answer in whole]
     own = [answer.usage["marsbench"] for answer in whole]
     first = [answer.first - answer.due for answer in whole]
@@ -233,8 +220,8 @@ def summed(heard: Sequence[Heard], targets: Targets) -> dict[str, Any]:
     good = [a <= targets.first_token and b <= targets.per_token for a, b in zip(first, each, strict=True)]
     lowest = [1.0 if said.get("lossless", True) else said["threshold"][0] for said in own]
     return {
-        "requests": len(heard), "answered": len(whole), "good": sum(good), "took": round(max(
-            (answer.last for answer in whole), default=0.0), 5),
+        "requests": len(heard), "answered": len(whole), "good": sum(good),
+        "took": round(max((answer.last for answer in whole), default=0.0), 5),
         "waited": round(sum(last), 5), "emitted": sum(emitted), "forwards": sum(said["forwards"] for said in own),
         "tau": round(fmean(lowest), 5) if lowest else 1.0, "first_token": _percentiles(first),
         "per_token": _percentiles(longer), "whole": _percentiles(last),
@@ -250,6 +237,6 @@ def _texts(heard: Sequence[Heard], asked: Sequence[int], questions: int) -> list
     """Of each question, the different texts that it was answered by."""
     texts: list[set[str]] = [set() for _ in range(questions)]
     for answer, question in zip(heard, asked, strict=True):
-        if is_whole(answer):
+        if answer.is_whole:
             texts[question].add(answer.text)
     return [sorted(some) for some in texts]

@@ -61,8 +61,8 @@ class Effort:
     def cells(self) -> Iterator[Cell]:
         """All laps: those that others are reckoned by come first, and policies take turns."""
         for repeat, count in product(range(self.repeats), self.requests):
-            others = (AR,) if count == AT_ONCE else (AR, BY_ROWS)
-            asked = self.policies if count == self.full else others
+            few = (AR,) if count == AT_ONCE else (AR, BY_ROWS)
+            asked = self.policies if count == self.full else few
             yield from _in_some_order(asked, "together", float(count), repeat)
             if count == AT_ONCE:
                 yield Cell(AR, "engine", float(count), repeat)
@@ -76,16 +76,13 @@ class Effort:
 
 
 def _in_some_order(policies: Sequence[Policy], shape: str, load: float, repeat: int) -> list[Cell]:
-    """A lap of each policy, in an order that changes from place to place, so that no one always follows the same."""
+    """A lap of each policy, in an order that changes, so that no policy always follows the same."""
     drawn = random.Random(str((shape, load, repeat))).sample(policies, len(policies))
     return [Cell(policy, shape, load, repeat) for policy in drawn]
 
 
 def effort_at(scale: Preset) -> Effort:
-    """As much as decides the page's numbers; little at the scale of the tests.
-
-    A model that people use takes its time: there a few requests are what a small machine carries, and what matters.
-    """
+    """As much as decides the page's numbers; little at the scale of the tests, and of a model that takes its time."""
     if scale.in_seconds:
         few = dict.fromkeys((*FEW, AT_ONCE, 32), 6)
         return Effort(16, few, POLICIES, POLICIES, (1.0,), 1, 0.3, 12, 16, 0.2)

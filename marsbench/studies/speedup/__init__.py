@@ -1,29 +1,21 @@
 """The speed page: how fast, at what accuracy, against what; Tables 5 and 6; and where more load stops paying."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
 from marsbench.findings.cells import why_none
 from marsbench.findings.in_words import with_interval
 from marsbench.findings.seeds import BySeed
-from marsbench.findings.sweep import (
-    A_A,
-    ALLOWED_LOSS,
-    SweepCells,
-    baseline_of,
-    over,
-    printed_ratio,
-    printed_speed_up,
-    speed_of,
-    speed_up,
-)  # fmt: skip
+from marsbench.findings.sweep import A_A, ALLOWED_LOSS, SweepCells, baseline_of, over, printed_ratio, speed_of, speed_up
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR, read_grid, shipped_grid
+from marsbench.racing.position_law import law_of
 from marsbench.rendering.claims_in_words import page_claims
-from marsbench.rendering.figures import by_batch_figure
+from marsbench.rendering.figures import Labelled, labelled_figure
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sections import laid_out
-from marsbench.rows.kinds import Row, SweepRow
+from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.speedup import speed_claims
 from marsbench.studies.study import Item, Study
@@ -51,7 +43,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         # Without a cache, and with this one, steps have no fixed shape to be compiled.
         **speed_claims.table5(sweep.eager),
         **speed_claims.table6(sweep),
-        "steps": _steps(sweep),
+        "steps": _steps(rows),
         "fair": f"`ar` under another name over `ar`, which must hold 1: {fair}." if fair else "",
     }
 
@@ -68,7 +60,7 @@ def _answer(sweep: SweepCells) -> str:
     over_library = [printed_ratio(speed_up(row, "hf-generate"), "") for row in sweep.by_batch("ar")]
     lines = [["`ar` over `hf-generate`, both eager", *over_library]]
     if any(sweep.by_batch(COMPILED_AR)):
-        lines.append(["compiled `ar` over eager `ar`", *map(printed_speed_up, sweep.by_batch(COMPILED_AR))])
+        lines.append(["compiled `ar` over eager `ar`", *map(printed_ratio, map(speed_up, sweep.by_batch(COMPILED_AR)))])
     for best in speed_claims.BESTS.values():
         rows = [best.find(sweep, size) for size in sweep.batch_sizes]
         if any(rows):
@@ -76,8 +68,7 @@ def _answer(sweep: SweepCells) -> str:
             lines.append(["tokens/forward", *[f"{row.tokens_per_forward:.2f}" if row else "" for row in rows]])
     lost = [sweep.cost(sweep.sure_mars(size)) for size in sweep.batch_sizes]
     shown = [with_interval(cost, 1, signed=True) if cost else "" for cost in lost]
-    lines.append(["points that `mars` loses [95 %]", *shown])
-    return table(["", *sweep.heads], lines)
+    return table(["", *sweep.heads], [*lines, ["points that `mars` loses [95 %]", *shown]])
 
 
 def _contenders(sweep: SweepCells) -> str:
@@ -86,7 +77,7 @@ def _contenders(sweep: SweepCells) -> str:
     for baseline, name in dict.fromkeys((baseline_of(row), row.contender) for row in sweep.rows):
         cells, lines = sweep.by_batch(name), tables.setdefault(baseline, [])
         if name in best and (first := next(filter(None, cells), None)):
-            speeds = [printed_speed_up(row).partition(" ")[0] if row else "-" for row in cells]
+            speeds = [printed_ratio(speed_up(row)).partition(" ")[0] if row else "-" for row in cells]
             accuracy = f"{100 * first.accuracy.value:.1f}"
             lines.append([name, *speeds, f"{first.tokens_per_forward:.2f}", accuracy, _as_ar(sweep, first)])
     heads = [*sweep.heads, "tokens/forward", "right, %", "as its `ar`"]
@@ -106,17 +97,16 @@ def _fastest_of_each(sweep: SweepCells) -> set[str]:
 
 def _as_ar(sweep: SweepCells, row: SweepRow) -> str:
     """How many prompts get the tokens that AR decoding of the same model gives."""
+
+    def model_of(name: str) -> str | None:  # Medusa's heads and adapters leave the model as it is
+        return STAGES[name].parent if STAGES[name].objective in ("medusa", "gated") else name
+
     compiled = baseline_of(row) == COMPILED_AR  # in 16 bits, compiled steps round otherwise
     alike = [other for other in reversed(sweep.rows) if other.method == "ar" and other.compiled == compiled]
-    stages = {_model_of(other.stage): other.contender for other in alike}
-    same = row.same_as.get(stages.get(_model_of(row.stage), ""))
+    stages = {model_of(other.stage): other.contender for other in alike}
+    same = row.same_as.get(stages.get(model_of(row.stage), ""))
     promise = " (promised)" if row.is_lossless and same is not None and same < row.prompts else ""
     return "" if same is None else f"{same} of {row.prompts}{promise}"
-
-
-def _model_of(name: str) -> str | None:
-    """The stage whose weights a stage decodes with: Medusa's heads and adapters leave the model as it is."""
-    return STAGES[name].parent if STAGES[name].objective in ("medusa", "gated") else name
 
 
 def same_as_sft(sweep: SweepCells) -> tuple[int, int] | None:
@@ -125,10 +115,12 @@ def same_as_sft(sweep: SweepCells) -> tuple[int, int] | None:
     return (row.same_as[speed_claims.AR_SFT], row.prompts) if row else None
 
 
-def _steps(sweep: SweepCells) -> str:
+def _steps(rows: Sequence[Row]) -> str:
     """What a step costs by its positions, over windows and batches, timed apart from any race."""
-    if (law := sweep.law) is None:
+    times = next((row for row in reversed(rows) if isinstance(row, StepTimeRow)), None)
+    if times is None:
         return ""
+    law = law_of(times.rows, times.window, times.seconds)
     shown = [count for count in law.positions if count & (count - 1) == 0]
     alone = law.seconds_at(1)
     costs = ["steps of `ar` for one row", *[f"{law.seconds_at(count) / alone:.2f}" for count in shown]]
@@ -137,21 +129,18 @@ def _steps(sweep: SweepCells) -> str:
 
 def _draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
     sweep = SweepCells.of(rows)
-    series: dict[str, dict[int, Estimate]] = {}
+    series = defaultdict[str, dict[str, Estimate]](dict)
     for size in sweep.batch_sizes:
         for name, row in _best_of_each_method(sweep, size).items():
             if ratio := sweep.over_ar_alike(row):
-                form = "" if sweep.has_both_forms(row) else ", eager"
-                series.setdefault(f"{name}{form}", {})[size] = ratio
-    stem = reports_dir / "figures/speedup_by_batch_size"
-    return by_batch_figure(series, "tokens per second over ar, like over like", stem)
+                form = "" if sweep.other_forms(row) else ", eager"
+                series[f"batch {size}"][f"{name}{form}"] = ratio
+    panel = Labelled("tokens per second over ar, like over like", series)
+    return labelled_figure([panel], reports_dir / "figures/speedup_by_batch_size") if series else []
 
 
 def _best_of_each_method(sweep: SweepCells, batch_size: int) -> dict[str, SweepRow]:
-    """Of each method but `ar`, the contender that is fastest at a batch size and loses little accuracy.
-
-    What promises the tokens of its own model loses none, whichever checkpoint that is.
-    """
+    """Of each method but `ar`, the fastest contender at a batch size that is lossless or loses little accuracy."""
     best: dict[str, SweepRow] = {}
     for row in sweep.at(batch_size, lambda row: row.method != "ar"):
         alone = row.method == "mars" and row.options.get("threshold") is None

@@ -1,17 +1,14 @@
-"""The paper's Tables 5 and 6, rebuilt from a sweep; what it claims of speed, and what we claim of the best settings.
-
-A claim is measured on a sweep, as a number with its interval, or None where the sweep has not measured it; batch sizes
-are the paper's.
-"""
+"""The paper's Tables 5 and 6, rebuilt from a sweep; what it claims of speed, and what we claim of the best settings."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import inf
 from operator import sub, truediv
 from typing import Any, NamedTuple, TypeVar
 
 from marsbench.findings.claims import ABSTRACT, POINTS, TIMES, TOKENS, Claim, Section
 from marsbench.findings.in_words import signed_number, with_interval
-from marsbench.findings.sweep import SweepCells, faster, on_sweep, over, printed_speed_up, speed_up
+from marsbench.findings.sweep import SweepCells, on_sweep, over, printed_ratio, speed_ratio, speed_up
 from marsbench.paper import published
 from marsbench.racing.grid import called
 from marsbench.rendering.markdown import paragraphs, table
@@ -47,29 +44,28 @@ TABLE5_SECTION = Section("Table 5, wall-clock speed", (4, 5))
 TABLE6_SECTION = Section("Table 6, speculative decoding", (4, 6))
 SERVED = (1, *BATCH_SIZES)  # the batch sizes at which the best settings are held against `ar`
 _ENDS = BATCH_SIZES[0], BATCH_SIZES[-1]
-_ABOVE_0, _ABOVE_1 = Bound(low=0.0), Bound(low=1.0)
 
+_Measure = Callable[[SweepCells], Estimate | None]
 _OfRows = Callable[[SweepRow, SweepRow], Estimate | None]
-_One = TypeVar("_One")
 _Effect = TypeVar("_Effect")
 
 
-def _of_both(effect: Callable[[_One, _One], _Effect], first: _One | None, second: _One | None) -> _Effect | None:
-    return None if first is None or second is None else effect(first, second)
+def _of_both(effect: Callable[..., _Effect], *both: Any) -> _Effect | None:
+    """An effect of two things, None where one of them is missing."""
+    return None if None in both else effect(*both)
 
 
 def _claim(
-    measure: Callable[[SweepCells], Estimate | None], bound: Bound, name: str = "", text: str = "",
-    *, compiled: bool = False, **said: Any,
-) -> Claim:  # fmt: skip
+    measure: _Measure, name: str = "", text: str = "", *, low: float = 1.0, compiled: bool = False, **said: Any
+) -> Claim:
     """A claim on the eager contenders, or on all of them: like is held against like."""
     measured = on_sweep(measure if compiled else lambda sweep: measure(sweep.eager))
-    return Claim(measure=measured, bound=bound, name=name, text=text, **{"unit": TIMES, **said})
+    return Claim(measure=measured, bound=Bound(low=low), name=name, text=text, **{"unit": TIMES, **said})
 
 
-def _shown(words: str, measure: Callable[[SweepCells], Estimate | None], **said: Any) -> tuple[str, Claim]:
+def _shown(words: str, measure: _Measure, **said: Any) -> tuple[str, Claim]:
     """What stands beside a claim's number, with its words."""
-    return words, _claim(measure, Bound(), **said)
+    return words, _claim(measure, low=-inf, **said)
 
 
 NOT_LAUNCH_BOUND = (
@@ -81,7 +77,7 @@ FEW_QUESTIONS = "102 questions do not decide a loss of a point."
 
 def speed_claims() -> Iterator[Claim]:
     yield _claim(
-        _by_threshold(faster), _ABOVE_1, "load", "Under load (a full batch, offline), lowering tau raises throughput",
+        _by_threshold(speed_ratio), "load", "Under load (a full batch, offline), lowering tau raises throughput",
         section=ABSTRACT,
         beside=(
             _shown("accuracy in % at that tau", _by_threshold(lambda low, _: low.accuracy.times(100)), unit=POINTS),
@@ -90,10 +86,18 @@ def speed_claims() -> Iterator[Claim]:
     )  # fmt: skip
     yield from _table5()
     yield from _table6()
-    yield from _best_settings()
+    alone, *others = SERVED
+    for name, best in BESTS.items():
+        yield _claim(
+            partial(_over_ar, best=best, size=alone), name, f"{best.claimed} is faster than AR (batch {alone})",
+            compiled=True, ours=True,
+            beside=tuple(
+                _shown(f"batch {size}", partial(_over_ar, best=best, size=size), compiled=True) for size in others
+            ),
+        )  # fmt: skip
 
 
-def _by_threshold(effect: _OfRows) -> Callable[[SweepCells], Estimate | None]:
+def _by_threshold(effect: _OfRows) -> _Measure:
     """An effect of MARS at its lowest threshold and at its highest, at the largest batch raced."""
 
     def measure(sweep: SweepCells) -> Estimate | None:
@@ -106,7 +110,7 @@ def _by_threshold(effect: _OfRows) -> Callable[[SweepCells], Estimate | None]:
 
 def _right_per_second(low: SweepRow, high: SweepRow) -> Estimate | None:
     one, other = (sum(row.correct) / sum(row.emitted) for row in (low, high))
-    ratio = faster(low, high)
+    ratio = speed_ratio(low, high)
     return ratio.times(one / other) if ratio and other else None
 
 
@@ -117,7 +121,7 @@ def _table5() -> Iterator[Claim]:
     of_table = partial(_claim, section=TABLE5_SECTION)
     small, *others = BATCH_SIZES
     yield of_table(
-        partial(_fastest, batch_size=small), _ABOVE_1, "cache-faster",
+        partial(_fastest, batch_size=small), "cache-faster",
         f"MARS with the block-level cache is faster than AR with a KV cache (batch {small})",
         published=partial(_published_fastest, batch_size=small), untestable=NOT_LAUNCH_BOUND,
         beside=(
@@ -126,26 +130,24 @@ def _table5() -> Iterator[Claim]:
         ),
     )  # fmt: skip
     yield of_table(
-        lambda sweep: _of_both(difference, *(_fastest(sweep, size) for size in _ENDS)), _ABOVE_0,
-        "shrinks", "The speed-up shrinks as the batch grows",
-        published=lambda scale: _of_both(sub, *(_published_fastest(scale, size) for size in _ENDS)), signed=True,
+        lambda sweep: _of_both(difference, *(_fastest(sweep, size) for size in _ENDS)),
+        "shrinks", "The speed-up shrinks as the batch grows", low=0.0, signed=True,
+        published=lambda scale: _of_both(sub, *(_published_fastest(scale, size) for size in _ENDS)),
     )  # fmt: skip
     yield of_table(
-        _smaller_blocks, _ABOVE_0, "smaller-blocks", "A larger batch favours a smaller B_cache",
-        published=_published_smaller_blocks, signed=True,
+        _smaller_blocks, "smaller-blocks", "A larger batch favours a smaller B_cache", low=0.0, signed=True,
+        published=_published_smaller_blocks,
     )  # fmt: skip
 
 
-def _fastest(
-    sweep: SweepCells, batch_size: int, method: str = "mars-block-cache", baseline: str | None = None
-) -> Estimate | None:
+def _fastest(sweep: SweepCells, batch_size: int, baseline: str | None = None) -> Estimate | None:
     """Speed-up over a baseline, `ar` unless told, of the fastest B_cache, chosen on the laps that judge it."""
-    ratios = (speed_up(row, baseline) for row in sweep.at(batch_size, lambda row: row.method == method))
+    ratios = [speed_up(row, baseline) for row in sweep.at(batch_size, lambda row: row.method == "mars-block-cache")]
     return max(filter(None, ratios), key=lambda estimate: estimate.value, default=None)
 
 
-def _published_fastest(scale: str, batch_size: int, method: str = "mars-block-cache") -> float | None:
-    return max(published5(batch_size, method, scale).values(), default=None)
+def _published_fastest(scale: str, batch_size: int) -> float | None:
+    return max(published5(batch_size, scale=scale).values(), default=None)
 
 
 def _smaller_blocks(sweep: SweepCells) -> Estimate | None:
@@ -155,7 +157,8 @@ def _smaller_blocks(sweep: SweepCells) -> Estimate | None:
     blocks = at_small.keys() & at_large.keys()
     if len(blocks) < 2:
         return None
-    return _of_both(difference, *(faster(rows[min(blocks)], rows[max(blocks)]) for rows in (at_large, at_small)))
+    ratios = (speed_ratio(rows[min(blocks)], rows[max(blocks)]) for rows in (at_large, at_small))
+    return _of_both(difference, *ratios)
 
 
 def _published_smaller_blocks(scale: str) -> float | None:
@@ -167,51 +170,52 @@ def _published_smaller_blocks(scale: str) -> float | None:
 
 
 def _table6() -> Iterator[Claim]:
+    """What one line has over another at the smallest batch size raced; the paper's is 1."""
+
+    def of_lines(
+        effect: _OfRows, metric: str, papers: Callable[[float, float], float], first: Pairing, second: Pairing,
+        *said: str, **more: Any,
+    ) -> Claim:  # fmt: skip
+        def measure(sweep: SweepCells) -> Estimate | None:
+            least = min(sweep.batch_sizes, default=0)
+            return _of_both(effect, first.row(sweep, least), second.row(sweep, least))
+
+        def published(scale: str) -> float | None:
+            return _of_both(papers, *(line.published(scale).get(metric) for line in (first, second)))
+
+        return _claim(measure, *said, section=TABLE6_SECTION, published=published, **more)
+
     def tokens(mars: SweepRow, ar: SweepRow) -> Estimate:
         return speed_difference(*(Answers(row.correct, row.emitted, row.row_forwards) for row in (mars, ar)))
 
     def points(mars: SweepRow, ar: SweepRow) -> Estimate:
         return paired_difference(mars.by_benchmark, ar.by_benchmark)
 
-    of_table = partial(_claim, section=TABLE6_SECTION)
-    targets = MARS_BY_AR, AR_BY_AR
-    yield of_table(
-        _of_lines(tokens, *targets), _ABOVE_0, "target-yields-more",
+    yield of_lines(
+        tokens, "tokens_per_target_forward", sub, MARS_BY_AR, AR_BY_AR, "target-yields-more",
         "A MARS target yields more tokens per target forward pass than speculative decoding with an AR target",
-        published=_published("tokens_per_target_forward", sub, *targets),
-        unit=TOKENS, signed=True,
+        unit=TOKENS, signed=True, low=0.0,
     )  # fmt: skip
-    yield of_table(
-        _of_lines(faster, *targets), _ABOVE_1, "target-faster", "A MARS target is faster",
-        published=_published("speedup", truediv, *targets),
+    yield of_lines(
+        speed_ratio, "speedup", truediv, MARS_BY_AR, AR_BY_AR, "target-faster", "A MARS target is faster",
         untestable=NOT_LAUNCH_BOUND,
     )  # fmt: skip
-    yield of_table(
-        _of_lines(faster, MARS_BY_MARS, MARS_BY_AR), _ABOVE_1, "draft-faster", "A MARS draft makes it faster still",
-        published=_published("speedup", truediv, MARS_BY_MARS, MARS_BY_AR), untestable=NOT_LAUNCH_BOUND,
+    yield of_lines(
+        speed_ratio, "speedup", truediv, MARS_BY_MARS, MARS_BY_AR, "draft-faster",
+        "A MARS draft makes it faster still", untestable=NOT_LAUNCH_BOUND,
     )  # fmt: skip
-    yield of_table(
-        _of_lines(points, *targets), Bound.losing_less_than(1.0), "target-costs-nothing",
-        "A MARS target costs no accuracy",
-        published=_published("accuracy_delta", sub, *targets), unit=POINTS, signed=True, untestable=FEW_QUESTIONS,
+    yield of_lines(
+        points, "accuracy_delta", sub, MARS_BY_AR, AR_BY_AR, "target-costs-nothing", "A MARS target costs no accuracy",
+        unit=POINTS, signed=True, low=-1.0, untestable=FEW_QUESTIONS,
     )  # fmt: skip
-
-
-def _of_lines(effect: _OfRows, first: Pairing, second: Pairing) -> Callable[[SweepCells], Estimate | None]:
-    """What one line of Table 6 has over another at the smallest batch size raced; the paper's is 1."""
-    return lambda sweep: _of_both(
-        effect, *(line.row(sweep, min(sweep.batch_sizes, default=0)) for line in (first, second))
-    )
-
-
-def _published(metric: str, effect: Callable[[float, float], float], *lines: Pairing) -> Callable[[str], float | None]:
-    return lambda scale: _of_both(effect, *(line.published(scale).get(metric) for line in lines))
 
 
 # ---- ours: the best settings ----------------------------------------------------------------------------------------
 
 
 class Best(NamedTuple):
+    """The fastest setting of a kind, held against AR."""
+
     find: Callable[[SweepCells, int], SweepRow | None]
     claimed: str  # what it is, where it is claimed to be faster than AR
     shown: str  # the same in the page's first table
@@ -229,18 +233,8 @@ BESTS = {
 }  # fmt: skip
 
 
-def _best_settings() -> Iterator[Claim]:
-    """Ours: the fastest setting of a kind over AR for one row, and beside it for more."""
-
-    def over_ar(sweep: SweepCells, best: Best, size: int) -> Estimate | None:
-        return sweep.over_ar_alike(best.find(sweep, size))
-
-    alone, *others = SERVED
-    for name, best in BESTS.items():
-        at = {size: partial(over_ar, best=best, size=size) for size in SERVED}
-        beside = tuple(_shown(f"batch {size}", at[size], compiled=True) for size in others)
-        text = f"{best.claimed} is faster than AR (batch {alone})"
-        yield _claim(at[alone], _ABOVE_1, name, text, compiled=True, ours=True, beside=beside)
+def _over_ar(sweep: SweepCells, best: Best, size: int) -> Estimate | None:
+    return sweep.over_ar_alike(best.find(sweep, size))
 
 
 # ---- the tables, beside the paper's own numbers ---------------------------------------------------------------------
@@ -255,7 +249,7 @@ def table5(sweep: SweepCells) -> dict[str, str]:
     lines, accuracies = [], list[str]()
     for size in sweep.batch_sizes:
         cells = [sweep.done.get((name, size)) for name in names]
-        lines.append([str(size), *[printed_speed_up(row) if row else "not run" for row in cells]])
+        lines.append([str(size), *[printed_ratio(speed_up(row)) if row else "not run" for row in cells]])
         lines.append(["positions/forward", *[f"{row.positions_per_forward:.0f}" if row else "" for row in cells]])
         accuracies = [f"{100 * row.accuracy.value:.1f}" if row else "" for row in cells]
     lines.append(["accuracy in %", *accuracies])  # of the largest batch
@@ -284,7 +278,7 @@ def table6(sweep: SweepCells) -> dict[str, str]:
                 tokens, round_ms = f"{row.tokens_per_forward:.2f}", f"{row.ms_per_forward:.2f}"
                 ratio = f"{row.tokens_per_second / known[0][1].tokens_per_second:.2f}"
                 points = with_interval(gained, 1, signed=True) if gained else ""
-                lines.append([line.words, tokens, round_ms, printed_speed_up(row), ratio, points])
+                lines.append([line.words, tokens, round_ms, printed_ratio(speed_up(row)), ratio, points])
             if lines:
                 head = ["", "tokens/target forward", "ms/round", f"tokens/s {over(compiled)}"]
                 head += ["over AR SFT by AR SFT", "points gained [95 %]"]
