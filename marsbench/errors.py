@@ -1,7 +1,4 @@
-"""The one error class that a user ever sees: every mistake that a user can make or mend raises `UserError`.
-
-The command line prints its three parts on standard error and exits with code 2, or 3 where nothing could be measured.
-"""
+"""The error that a user sees, `UserError`: what, where, how to mend it. A command exits with 2 for it, or with 3."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

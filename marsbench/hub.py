@@ -1,7 +1,4 @@
-"""The Hugging Face hub, which may be out of reach: found out once, in seconds, instead of by every file's retries.
-
-Where it does not answer, its libraries look in their caches only, unless one of their own variables is set.
-"""
+"""The Hugging Face hub: if it is silent, that is found out once, in seconds, and its libraries look in caches only."""
 
 import os
 import time

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from marsbench.commands import decoding, evaluating, looking, reproducing, sweeping, training
+from marsbench.commands import decoding, evaluating, looking, reproducing, training
 
 # In the order of a user's journey, which is the order in `marsbench --help`.
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -16,9 +16,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "reproduce": reproducing.reproduce,
     "report": reproducing.report,
     # How fast, against what.
-    "sweep": sweeping.sweep,
-    "results": sweeping.results,
-    "tune": sweeping.tune,
+    "sweep": reproducing.sweep,
+    "results": reproducing.results,
+    "tune": reproducing.tune,
     # A checkpoint of one's own, and how good it is.
     "fetch": training.fetch,
     "adapt": training.adapt,

@@ -25,11 +25,7 @@ from marsbench.progress import Counted
 
 @dataclass(frozen=True)
 class Exam:
-    """A benchmark's questions that are asked, and the lm-eval tasks that ask and score them.
-
-    A question has a number, its row in the benchmark's data (subtasks one after the other, unless they share a file),
-    and a place, its index in its task.
-    """
+    """A benchmark's questions that are asked: a number is a row of its data, a place an index in an lm-eval task."""
 
     benchmark: Benchmark
     tasks: Mapping[str, Any]  # by lm-eval's name
@@ -140,10 +136,7 @@ class _ExamModel(GeneratingLM):
         self._exam, self._answers, self._tokenizer, self._ask = exam, answers, tokenizer, ask
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The answers to the requests, missing ones answered first.
-
-        All methods generate to EOS or the limit; stop strings cut the text afterwards, so that all stop by one rule.
-        """
+        """The answers to the requests, missing ones answered first; stop strings cut the text of all methods alike."""
         asked = [(self._exam.number(request.task_name, request.doc_id), request) for request in requests]
         if self._ask is not None:
             self._ask({number: request for number, request in asked if number not in self._answers})

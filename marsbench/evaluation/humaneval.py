@@ -1,8 +1,4 @@
-"""Scores programs for HumanEval by its own tests and by those that HumanEval+ adds.
-
-The tests are EvalPlus's: inputs, and a reference solution whose outputs are right by definition. References and
-generated programs run in the sandbox only. Inputs are plain JSON; evalplus converts none of HumanEval's either.
-"""
+"""Scores programs by HumanEval's tests and those that HumanEval+ adds; references, too, run in the sandbox only."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -73,12 +69,7 @@ def load_problems(data_dir: Path | None = None) -> dict[str, Problem]:
 
 
 def score_programs(programs: Sequence[tuple[str, str]], problems: Mapping[str, Problem]) -> list[str]:
-    """A word for each (task id, whole program) pair, in their order.
-
-    `passed` (HumanEval's tests and those that HumanEval+ adds), `passed base only`, or why HumanEval's were not. The
-    reference of each problem runs once. What fails HumanEval's tests is not run on the others. `UserError` where a task
-    id is not among the problems, a reference does not run, or the sandbox fails.
-    """
+    """`passed`, `passed base only` (HumanEval's own tests) or why not, for each (task id, whole program) pair."""
     task_ids = list(dict.fromkeys(task_id for task_id, _ in programs))
     if unknown := [task_id for task_id in task_ids if task_id not in problems]:
         raise UserError(f"no tests for {', '.join(unknown)}", where=LOCAL_FILE, fix="fetch the whole file again")

@@ -95,10 +95,7 @@ class MarsbenchLM(GeneratingLM):
         device: str | None = None,
         **options: Any,
     ) -> None:
-        """Load a checkpoint; `options` are fields of `marsbench.methods.Decoding`, and checked first (`UserError`).
-
-        lm-eval says `device` cuda unless told otherwise, so without CUDA, or in several processes, each takes its own.
-        """
+        """Load a checkpoint; `options` are fields of `Decoding`. Without CUDA, or in several processes, we choose."""
         super().__init__()
         options = {name: value for name, given in options.items() if (value := _value(given)) is not None}
         decoding = Decoding.of(options, "--model_args", ("pretrained", "adapter", "batch_size", "device"))

@@ -1,7 +1,4 @@
-"""Tasks that depend on each other, and who carries them out: this process, or several on this machine.
-
-Of processes, each is a pool by itself, so that a lost one loses one task. `cluster` has the machines of a cluster.
-"""
+"""Tasks that depend on each other, and who carries them out: this process, or pools of one process each."""
 
 import os
 import signal

@@ -1,7 +1,4 @@
-"""Fetching a model once: downloaded, checked, and moved into its place as a folder that plain transformers loads.
-
-`<|mask|>` takes the place of a special token that no text has, so that no embedding grows.
-"""
+"""Fetching a model once, as a folder that plain transformers loads, with `<|mask|>` in a special token's place."""
 
 import hashlib
 import json

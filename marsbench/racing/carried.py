@@ -33,10 +33,7 @@ def draws_of(rates: Sequence[float], seed: int = 0) -> list[int]:
 
 
 def carried_of(said: Any, guesses: int, where: str = "") -> Carried:
-    """What a grid says of a contender's acceptance, for so many guesses: `mean`, `rates`, `published` or `file`.
-
-    `published` is a benchmark of the paper's Table 4 at tau = .95, or `average`; `UserError` for what cannot be meant.
-    """
+    """What a grid says of a contender's acceptance (`_KINDS`), for so many guesses, or `UserError`."""
     known = [name for name in _KINDS if isinstance(said, Mapping) and name in said]
     if len(known) != 1 or set(said) - {*known, *(("scale", "block_size") if known == ["published"] else ())}:
         raise UserError(f"acceptance: {said} is not understood", where=where, fix=f"say one of: {', '.join(_KINDS)}")

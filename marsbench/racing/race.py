@@ -129,10 +129,7 @@ class Race:
         return {name: self._outcome(log.turns(name)) for name in self.contenders}
 
     def _warm_up(self) -> None:
-        """Every contender decodes a batch of each size; who fails will fail again when it counts.
-
-        Who compiles decodes all batches, as long as the limit allows, so that no step is compiled under the clock.
-        """
+        """Every contender decodes a batch of each size, or, if it compiles, all batches, off the clock."""
         sizes = list({len(batch): batch for batch in self.batches}.values())
         for contender in self.contenders.values():
             started = time.perf_counter()

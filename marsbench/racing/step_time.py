@@ -67,10 +67,7 @@ def step_times(model: Any, positions: int, progress: Counted) -> dict[str, Any]:
 
 
 def windows_that_pay(model: Any, rows: int, acceptance: Sequence[float] = ()) -> tuple[int, ...]:
-    """The window of drafts in a line that pays for 1 row, 2, ... `rows` on this machine, timed in seconds; 1 is `ar`.
-
-    `acceptance` says how often drafts are right, by place; without it, a usual rate stands for all.
-    """
+    """The window of drafts in a line that pays for 1 row, 2, ... `rows` here, by their `acceptance`; 1 is `ar`."""
     counts = sorted({min(2**power, rows) for power in range(rows.bit_length() + 1)})
     shapes = [*product(counts, _FEW_WINDOWS)]
     # In turn, so that a disturbance does not fall on one shape alone.

@@ -1,8 +1,4 @@
-"""Rows on disk, as JSON Lines, and where a run keeps them and its other things below one output folder.
-
-A run appends what it measures to one file, row by row, safe against interruption and against a second writer. What
-pages show lies in stores, a folder for each scale and training seed: a measurement stands there once.
-"""
+"""Rows on disk, as JSON Lines: a run's own file, and the stores of pages; and where a run keeps its other things."""
 
 import contextlib
 import json

@@ -1,7 +1,4 @@
-"""What training costs here: one step of AR SFT and of MARS on the same batches (Appendix A), and whole trainings.
-
-These are stopped after a few steps, each in a process of its own, so that its peak of memory is its own.
-"""
+"""What training costs here: a step of AR SFT and of MARS (Appendix A), and the first steps of whole trainings."""
 
 import multiprocessing
 import tempfile

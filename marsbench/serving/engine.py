@@ -1,8 +1,4 @@
-"""The decoding half of the server: one batch that requests join and leave, as far as rows and cache have room.
-
-A round is either a forward over prompts of newcomers or a step of all in flight. A long prompt comes in pieces, one
-between two steps, so that no answer stalls.
-"""
+"""The decoding half of the server: one batch, whose rounds forward newcomers' prompts, in pieces, or step all."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -103,10 +103,7 @@ def _free_bytes(device: Any) -> int:
 
 
 def _serve(pipe: Connection, engine: Any) -> None:
-    """Rounds without end; with nothing to do, it waits for the next message.
-
-    Tokens of several short steps go out together: each message wakes the event loop on cores that the next step needs.
-    """
+    """Rounds without end; tokens of several short steps go out together, since each message wakes the event loop."""
     told = 0.0
     letters = select.poll()  # `pipe.poll` would make one of these for every round
     letters.register(pipe, select.POLLIN)
