@@ -32,8 +32,7 @@ from marsbench.line import Line
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.methods.carried import carried_over
 from marsbench.presets import preset, scales
-from marsbench.racing.carried import carried_of, draws_of
-from marsbench.racing.grid import read_grid, shipped_grid
+from marsbench.racing.grid import carried_of, draws_of, read_grid, shipped_grid
 from marsbench.racing.position_law import PositionLaw, Work, predicted_seconds
 from marsbench.racing.race import Race, RoundLog, Stopwatch
 from marsbench.racing.tune import Advice, Setting

@@ -22,7 +22,7 @@ from marsbench.forward.window import without_cudnn_attention
 from marsbench.line import renamed
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.methods.carried import carried_over
-from marsbench.racing.carried import Carried, draws_of
+from marsbench.racing.grid import Carried, draws_of
 from marsbench.racing.race import Stopwatch
 from marsbench.training import checkpoints
 from marsbench.training.checkpoints import Loaded

@@ -26,7 +26,7 @@ from marsbench.gpu_check.page import LINES, keep, place, write_gpu_page
 from marsbench.json_lines import Log
 from marsbench.keys import content_hash
 from marsbench.provenance import provenance
-from marsbench.racing.carried import Carried, carried_of
+from marsbench.racing.grid import Carried, carried_of
 from marsbench.racing.step_time import read_per_second
 from marsbench.rows.kinds import MethodStepRow
 

@@ -1,4 +1,4 @@
-"""A method that computes all that it does, and then keeps as many guesses as `marsbench/racing/carried.py` says."""
+"""A method that computes all that it does, and then keeps as many guesses as `marsbench/racing/grid.py` says."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -23,8 +23,7 @@ from marsbench.line import Line, TrainedStage
 from marsbench.methods import METHODS
 from marsbench.methods.carried import carried_over
 from marsbench.provenance import products, provenance
-from marsbench.racing.carried import draws_of
-from marsbench.racing.grid import Grid
+from marsbench.racing.grid import Grid, draws_of
 from marsbench.racing.race import Outcome, Race
 from marsbench.racing.step_time import step_times
 from marsbench.rows.kinds import TrainingRow
