@@ -98,11 +98,7 @@ class Batch:
 
     @torch.inference_mode()
     def joining(self, requests: Mapping[int, Request], most: int | None = None) -> Iterator[None]:
-        """`join`, piece by piece, `most` positions of a long prompt each (None = `prefill_positions`).
-
-        In between, the caller may do anything but bring others in. None is in before the last piece; a caller that
-        drops the iterator brings none in.
-        """
+        """`join` in pieces of `most` positions, between which no others come; a caller that stops brings none in."""
         if not requests:
             return
         most = most or self._prefill_positions

@@ -227,10 +227,8 @@ _PLACE = "~the question~"
 
 
 def self_asked(answering: Answering, wanted: int, out: Path, reporter: Reporter, *, seed: int = 0) -> Path:
-    """Have a model ask so many questions, no two alike, and write them as prompts, one a line (arXiv 2406.08464).
-
-    They are users' turns, sampled from where its chat template begins one, each by a seed of its own. A file that is
-    there stays. `UserError` where the model asks too little that is a question.
+    """Have a model ask so many questions, no two alike, and write them as prompts, unless they are there (arXiv
+    2406.08464).
     """
     if out.exists():
         return out

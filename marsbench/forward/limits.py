@@ -12,11 +12,7 @@ def vocabulary_of(model: Any) -> int:
 
 
 def context_length(model: Any) -> int:
-    """The longest sequence that the model's positions allow, with one set of rotary factors.
-
-    Behind the border of `longrope` another set turns all positions, cached ones included: what a token is would depend
-    on how far its neighbours have come.
-    """
+    """The longest sequence that the model's positions allow, with one set of rotary factors: `longrope` has two."""
     config = model.config
     rope = getattr(config, "rope_parameters", None) or {}  # a model may have some for each kind of layer
     parts = [part for part in (rope, *rope.values()) if isinstance(part, dict) and part.get("rope_type") == "longrope"]

@@ -122,11 +122,7 @@ _PASSED: WeakSet[Any] = WeakSet()  # models
 
 @torch.inference_mode()
 def check_by_forward(model: Any) -> None:
-    """Hold our logits to those of a model's own forward pass, once for every model; `UserError` where they differ.
-
-    Whatever its class does that its parts do not show (a scale on its logits, a prompt that an adapter puts before
-    ours) shows here, before anything wrong is decoded.
-    """
+    """Hold our logits to those of a model's own forward pass, once for every model; `UserError` where they differ."""
     if not callable(model) or model in _PASSED:
         return
     config = model.get_decoder().config

@@ -25,11 +25,7 @@ UNLIKELY = 0.3
 
 @dataclass(frozen=True)
 class MarsLookup(MarsVerified):
-    """Drafts from masks as in `MarsVerified`, and `draft_length` tokens from the text so far as in `PromptLookup`.
-
-    A forward has the positions of both, or of `PromptLookup` where nothing else is drafted. Groups of masks stand
-    behind the masks' own guesses only.
-    """
+    """Drafts from masks as in `MarsVerified`, and `draft_length` tokens of the text so far as in `PromptLookup`."""
 
     name = "mars-lookup"
 

@@ -78,11 +78,7 @@ class MarsVerified(Method):
         return accepted
 
     def read(self, rows: Rows, answer: Answer) -> Reading:
-        """What the answer to a window of `propose` says, wherever its drafts came from.
-
-        Masks are read where they have seen the right drafts and no wrong one; elsewhere the next forward goes without
-        drafts.
-        """
+        """What the answer to a window says; masks are read where they have seen the right drafts and no wrong one."""
         masks, first, count = self._masks(rows), last(rows), drafts_of(rows).shape[1] + 1
         in_line = self.layout == "linear"
         is_one = in_line or len(rows) * min(count - 1, masks) * masks <= _SPARE
