@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, get_args
 
 from marsbench.decoding.generation import Metric
-from marsbench.errors import UserError
+from marsbench.errors import UserError, unknown_name
 
 if TYPE_CHECKING:  # whether a threshold is in its range can be asked without torch
     from torch import Tensor
@@ -35,6 +35,8 @@ def _by_sums(logits: Tensor) -> bool:
 
 def bar(threshold: float | None, metric: Metric | None, method: str = "") -> float:
     """The confidence that a threshold asks for (no more entropy than it); `UserError` for one that cannot be used."""
+    if metric is not None and metric not in METRICS:
+        raise unknown_name("confidence metric", metric, list(METRICS))
     if threshold is None:
         return float("inf")
     if metric is None:
