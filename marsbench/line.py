@@ -15,7 +15,7 @@ _IN_ROWS = {name: earlier for earlier, name in EARLIER.items()}
 
 
 class TrainedStage(NamedTuple):
-    """A stage, and the block size B that its checkpoint is trained for; None where its objective has no blocks."""
+    """A checkpoint, there or not: its stage, and the B that it is trained for; None where there are no blocks."""
 
     stage: str
     block_size: int | None

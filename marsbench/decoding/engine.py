@@ -2,7 +2,8 @@
 
 Every method runs through this loop and this cache; a method only says what to put after the committed tokens
 (`propose`) and which of the answers to keep (`accept`). Rows advance independently, a row that is finished leaves the
-batch, and new ones may join it at any time. The rows lie on the device, the seats on the host.
+batch, and new ones may join it at any time. A batch's tensors lie on the device; a `Seat` for each row, on the
+host, holds its request and tokens.
 """
 
 from abc import ABC, abstractmethod
@@ -121,7 +122,7 @@ class Batch:
                 yield
         news = self._drain()
         try:
-            came = [newcomer for lot in lots for newcomer in self._prefill(lot)]
+            came = [each for lot in lots for each in self._prefill(lot)]
             if self._meter is not None:
                 self._meter.tick()
             self._place.take_in(lots)
@@ -174,7 +175,7 @@ class Batch:
         return self._settle(lot, self._forwards, new(), prompt=True)
 
     def _drain(self) -> list[News]:
-        return [newcomer for _ in range(len(self._under_way)) for newcomer in self._land()]
+        return [each for _ in range(len(self._under_way)) for each in self._land()]
 
     def _land(self) -> list[News]:
         if not len(self):  # the requests that it was for have left
@@ -187,12 +188,12 @@ class Batch:
         """Note what forward `number` has brought the rows of a place; what there is to tell, and who goes."""
         news: list[News] = []
         positions, gone = 0, []
-        for row, accepted in enumerate(new):
+        for row, brought in enumerate(new):
             seat = place.seats.get(row)
             if seat is None:
                 continue
-            positions += accepted.positions
-            fresh, finish = seat.take(accepted, self._eos_ids)
+            positions += brought.positions
+            fresh, finish = seat.take(brought, self._eos_ids)
             if self._on_tokens is not None and fresh:
                 news.append(partial(self._on_tokens, seat.index, fresh))
             if finish is not None:

@@ -66,10 +66,10 @@ def read_masks(
 
 
 def read_line(rows: Rows, answer: Answer, logits: Tensor, masks: int, top: int) -> Tensor:
-    """What a line says from the last committed token on: that token, the row's drafts, and masks; integer [N, K].
+    """The next token, then a guess behind each draft and each mask of a row; integer [N, K].
 
     Of the answer to a `linear_window`, `logits` [N, K, V] are those from the entry `last(rows)` on; those of masks
-    become the draft head's, as in `read_masks`. Behind a row's drafts there are as many masks, or entries.
+    become the draft head's, as in `read_masks`. Each row has `masks` of them behind its drafts.
     """
     place = torch.arange(logits.shape[1], device=logits.device)
     ids = rows.choose(logits, rows.length.unsqueeze(1) + place)

@@ -1,6 +1,7 @@
-"""One step of rows: propose, forward, accept, commit. Every method runs through it, in shapes of either kind.
+"""One step of rows: propose, forward, accept, commit. Every method runs through it.
 
-Here are those that are fitted to the rows: as many positions as the fullest row needs, no row that has ended.
+Here its shapes are fitted to the rows: as many positions as the fullest row needs, no row that has ended.
+`compiled/fixed.py` takes the same step in fixed shapes.
 """
 
 from abc import ABC, abstractmethod

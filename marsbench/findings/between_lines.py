@@ -79,12 +79,12 @@ def lies_above(
 
 
 def line_numbers(plan: TablePlan, line: str) -> tuple[Claim, Claim]:
-    """A line's accuracy in points and its tokens per forward pass: what nothing is claimed of."""
+    """A line's accuracy in points and its tokens per forward pass, as claims without a bound."""
     return _claim(plan, (line,), _mean(_right, 100), (), bound=Bound()), emits(plan, line, Bound())
 
 
 def _right(row: EvaluationRow) -> Estimate:
-    """The share of right answers; of shares of several seeds, their mean gain over none right."""
+    """The share of right answers, with Wilson's interval; of several seeds, Bonett and Price's of shares against 0."""
     if all(right in (0, 1) for right in row.correct):
         return row.accuracy
     return paired_difference({"": row.correct}, {"": [0.0] * len(row.correct)}).times(0.01)

@@ -92,5 +92,5 @@ def ranked(rows: Iterable[Row], wanted: Iterable[Row]) -> Callable[[Row], Any]:
 
 
 def _what(line: Line | EvaluationRow) -> Hashable:
-    """What a line is, whatever a page calls it."""
+    """By what the rows of a line are found: its name differs from page to page, this does not."""
     return line.stage, line.method, tuple(sorted(line.options.items())), line.dtype

@@ -1,6 +1,6 @@
 """The decoding methods, and their registry: what each of them is, what it needs, and which options it takes.
 
-A method is a class in a module of this room, and an entry of `METHODS`. The class is made of those of the `Options`
+A method is a class in a module of this package, and an entry of `METHODS`. The class is made of those of the `Options`
 that its fields are called after. What a user can give, how it is explained, and what is refused comes from here: for
 the command line, `generate`, lm-eval's arguments, grids and plans. All this is read without torch; only `build_method`
 loads it, with the method itself.

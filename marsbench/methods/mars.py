@@ -23,7 +23,7 @@ class Mars(Method):
 
     Candidate 0 comes from the last committed token, so it is exactly the AR prediction; candidate j >= 1 comes from
     mask j - 1. A window of B candidates therefore needs B - 1 masks. A row without a threshold accepts one token per
-    forward, for which masks are of no use: they stand behind every token that they could change.
+    forward; masks stand behind that token and cannot change it, so a batch of such rows has none.
     """
 
     name = "mars"

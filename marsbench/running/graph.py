@@ -96,7 +96,7 @@ class TrainTask(RunTask):
 
         if run.failures:
             raise UserError("; ".join(dict.fromkeys(run.failures.values())), fix="mend that first")
-        Checkpoints(run).path(self.trained)
+        Checkpoints(run).path(self.trained)  # trains it where it is not there
         return Made(trained=self.trained)
 
 

@@ -1,8 +1,8 @@
-"""Point estimates and 95 % intervals for questions that every arm answered; all of it is deterministic.
+"""Point estimates and 95 % intervals for questions that every line answered; all of it is deterministic.
 
 - One benchmark gets an interval that stays honest near 0 and 1 and for few questions: Wilson's for an accuracy, Bonett
   and Price's (2012) for a paired difference. The plain normal interval would have zero width where no question
-  separates two arms, and four questions would seem to prove that the arms are equal.
+  separates two lines, and four questions would seem to prove that the lines are equal.
 - Benchmarks weigh the same, as in the paper, large or small. The interval of their mean adds the squared distances from
   estimate to limit, on each side apart ("MOVER", Zou and Donner 2008).
 
@@ -55,7 +55,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Answers:
-    """One arm's answers on one benchmark, with one entry per question, in the benchmark's order."""
+    """One line's answers on one benchmark, with one entry per question, in the benchmark's order."""
 
     correct: Sequence[float]  # 0 or 1, or of several seeds the share that were right
     emitted: Sequence[int]  # tokens
@@ -132,7 +132,7 @@ def ratio_of_totals(parts: Sequence[float], wholes: Sequence[float]) -> Estimate
 
 
 def speed_difference(a: Answers, b: Answers) -> Estimate:
-    """Tokens per forward pass of arm a minus those of arm b on the same questions of one benchmark."""
+    """Tokens per forward pass of line a minus those of line b on the same questions of one benchmark."""
     (first, above_first), (second, above_second) = _ratio(a.emitted, a.forwards), _ratio(b.emitted, b.forwards)
     if len(above_first) != len(above_second):
         raise ValueError(f"{len(above_first)} and {len(above_second)} answers cannot be paired")
@@ -155,7 +155,7 @@ def _around(value: float, residuals: _Values) -> Estimate:
 
 
 def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> Estimate:
-    """How many points more accurate arm a is than b, benchmarks weighing the same; benchmark -> 0 to 1 per question."""
+    """How many points more accurate line a is than b, benchmarks weighing the same; benchmark -> 0 to 1 per question."""
     if set(a) != set(b):
         raise ValueError(f"not the same benchmarks: {sorted(a)} and {sorted(b)}")
     gains = [_paired_gains(name, a[name], b[name]) for name in sorted(a)]
@@ -163,10 +163,10 @@ def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence
 
 
 def mcnemar(a: Sequence[float], b: Sequence[float]) -> tuple[int, int, float]:
-    """How many questions each of two arms alone (of several seeds, more often) gets right, and McNemar's exact p."""
+    """How many questions each of two lines alone (of several seeds, more often) gets right, and McNemar's exact p."""
     from scipy import stats
 
-    gains = _paired_gains("two arms", a, b)
+    gains = _paired_gains("two lines", a, b)
     only_a, only_b = int((gains > 0).sum()), int((gains < 0).sum())
     # No discordant question is no evidence at all, and a binomial test of nothing is undefined.
     p_value = float(stats.binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0

@@ -23,6 +23,7 @@ from marsbench.statistics.intervals import Estimate, Interval, median_ratio
 from marsbench.studies.lines import AR_SFT, ONE_TOKEN, mars
 from marsbench.studies.study import Item, TablePage, measured_by
 
+# Among options, block_size is the window of decoding: rows have that by its earlier name.
 _ONE, _SURE = {"block_size": 4, **ONE_TOKEN}, {"block_size": 4, "threshold": 0.95}
 PLAN = TablePlan(
     "2",
