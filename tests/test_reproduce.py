@@ -81,7 +81,7 @@ def answers_logged(count: int) -> Callable[[Path], bool]:
 
 MOMENTS: dict[str, Callable[[Path], bool]] = {
     "while a state is written": lambda runs: any(runs.glob("checkpoints/block_diffusion-*.partial/checkpoint-*")),
-    "in the last answers": answers_logged(len(plan_of("table2").lines) * 6 * 16 - 20),
+    "in the last answers": answers_logged(len(plan_of("table2").lines) * 6 * 8 - 20),
 }
 
 
@@ -202,32 +202,25 @@ def test_a_table_asks_its_own_benchmarks_only(little: Callable[..., Run]) -> Non
 LITTLE_DATA = Path(__file__).parent / "data"
 
 
-@pytest.fixture(scope="module")
-def on_real(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The table on the six real benchmarks, GPQA's data missing."""
-    output, data = tmp_path_factory.mktemp("real"), tmp_path_factory.mktemp("data")
-    shutil.copytree(reproduced / "runs", output / "runs")
-    shutil.copytree(LITTLE_DATA, data, dirs_exist_ok=True)
-    shutil.rmtree(data / "gpqa")
-    invoke(*MICRO, str(output), "--benchmarks", "real", "--limit", "2", "--data-dir", str(data))
-    return output
-
-
-def test_real_benchmarks_run_end_to_end(on_real: Path) -> None:
+def test_real_benchmarks_run_end_to_end(reproduced: Path, tmp_path: Path) -> None:
     """Guards against a benchmark that needs the hub although its data is here, and a table that one gap kills."""
-    cells = [row for row in Workspace(on_real, "micro", "real-limit2").rows if isinstance(row, EvaluationRow)]
-    arms = plan_of("table2").lines
-    assert len(cells) == 6 * len(arms)
+    shutil.copytree(reproduced / "runs", tmp_path / "runs")
+    shutil.copytree(LITTLE_DATA, data := tmp_path / "data")
+    shutil.rmtree(data / "gpqa")
+    how = "--scale", "micro", "--benchmarks", "real", "--limit", 2, "--data-dir", data, "--jobs", 1
+    invoke("reproduce", "table9", *how, "--output", tmp_path)
+    cells = [row for row in Workspace(tmp_path, "micro", "real-limit2").rows if isinstance(row, EvaluationRow)]
+    assert len(cells) == 6 * len(plan_of("table9").lines)
     for row in cells:
         if row.benchmark == "gpqa":
             assert row.status == "skipped" and "gpqa_main.jsonl" in row.reason
         else:
             assert row.status == "done" and len(row.correct) == 2 and all(len(one) == 2 for one in row.others.values())
-    page = (on_real / "reports" / "micro" / "real-limit2" / "table2.md").read_text()
+    page = (tmp_path / "reports" / "micro" / "real-limit2" / "gains.md").read_text()
     assert "gpqa_main.jsonl" in page
     others = {(row.benchmark, score) for row in cells for score in row.others}
     assert {("humaneval", "plus"), ("bbh", "strict")} <= others
-    assert not Workspace(on_real, "micro").pages, "a few questions replace no table"
+    assert not Workspace(tmp_path, "micro").pages, "a few questions replace no table"
 
 
 def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:

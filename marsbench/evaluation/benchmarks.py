@@ -7,6 +7,7 @@ import string
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,8 @@ def _load(chosen: Benchmark, name: str, subtask: str, data_dir: Path | None) -> 
     """One lm-eval task; a file that names data files is a template, whose blanks are filled in first."""
     import lm_eval.tasks
 
-    if not chosen.files:
-        return _read_task(chosen.file, name)
+    if not chosen.files:  # the world's own, always the same
+        return _read_once(chosen.file, name)
     places = {"LM_EVAL": str(Path(lm_eval.tasks.__file__).parent), "SUBTASK": subtask}
     text = string.Template(chosen.file.read_text(encoding="utf-8")).safe_substitute(places)
     if data_dir is not None:
@@ -164,6 +165,7 @@ def _read_task(file: Path, name: str) -> Any:
     return TaskManager(include_defaults=False).load(str(file))["tasks"][name]
 
 
+_read_once = cache(_read_task)
 # Whose errors mean that there is no network, no such data set, or no leave to read it.
 _OF_THE_HUB = ("datasets", "huggingface_hub", "requests", "httpx")
 _GATED = {"gpqa": ", accept GPQA's terms at https://huggingface.co/datasets/Idavidrein/gpqa and run `hf auth login`"}
