@@ -105,7 +105,7 @@ class AnswerLog:
         self._log.append(vars(answer))
 
 
-Asked = Callable[[Mapping[int, Instance]], None]  # answers lm-eval's requests, by question number
+Ask = Callable[[Mapping[int, Instance]], None]  # answers lm-eval's requests, by question number
 
 
 class GeneratingLM(LM):  # type: ignore[misc]
@@ -131,7 +131,7 @@ class GeneratingLM(LM):  # type: ignore[misc]
 class _ExamModel(GeneratingLM):
     """The answers to an exam as a model of lm-eval's."""
 
-    def __init__(self, exam: Exam, answers: Mapping[int, LoggedAnswer], tokenizer: Any, ask: Asked | None) -> None:
+    def __init__(self, exam: Exam, answers: Mapping[int, LoggedAnswer], tokenizer: Any, ask: Ask | None) -> None:
         super().__init__()
         self._exam, self._answers, self._tokenizer, self._ask = exam, answers, tokenizer, ask
 
@@ -191,7 +191,7 @@ def cut_in_words(benchmark: str, cuts: Sequence[int], room: int) -> str:
 
 
 def evaluate(
-    exam: Exam, answers: Mapping[int, LoggedAnswer], tokenizer: Any = None, ask: Asked | None = None
+    exam: Exam, answers: Mapping[int, LoggedAnswer], tokenizer: Any = None, ask: Ask | None = None
 ) -> Scored:
     """Score the answers to an exam, by question number; missing ones are added by `ask`, from templated prompts."""
     results = lm_eval_evaluate(

@@ -36,6 +36,8 @@ _OF_EACH = ("reporter", "failures")  # what every process has of its own, of a r
 
 @dataclass(frozen=True)
 class Made:
+    """What a task hands back to the run that asked for it."""
+
     answers: Mapping[str, EvaluationRow] = field(default_factory=dict)  # place of a cell -> its row
     failures: Mapping[str, str] = field(default_factory=dict)  # what it could not make -> why (`Run.failures`)
     missing: Mapping[str, str] = field(default_factory=dict)  # place of a cell that cannot be measured here -> why
@@ -145,7 +147,7 @@ class AnswerTask(RunTask):
 
 
 class Known:
-    """What is there already, and what can be had: here nothing is, so that all of a scale's work is to be done."""
+    """What is there already, and what can be had; this base class knows of nothing: a plan from zero."""
 
     def __init__(self, scale: Preset) -> None:
         self._scale = scale
