@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import answered, measured, page_rows, sweep_row
+from made_up import answered, lines_of, measured, page_rows, sweep_row
 from tools import invoke
 
 from marsbench.evaluation.harness import digest_of
@@ -26,7 +26,7 @@ from marsbench.running.plans import Asked, TablePlan
 from marsbench.running.run import Run
 from marsbench.statistics.decisions import Verdict
 from marsbench.statistics.intervals import Answers
-from marsbench.studies import gains, regime
+from marsbench.studies import gains, longer, regime
 from marsbench.studies.gains import MEASURED, cross_fitted, fastest_within
 from marsbench.studies.real_model import (
     AR,
@@ -82,6 +82,22 @@ def test_a_rivals_setting_is_chosen_on_the_other_half_of_the_prompts(monkeypatch
     assert "| Jacobi decoding |          2 | window 2        |" in page
     assert "1.00 [1.00, 1.00] |" in page and "2.00 [2.00, 2.00] |" in page
     assert gains._raced(race[1:]) == ""
+
+
+def test_a_longer_training_is_raced_over_ar_of_its_own_kind() -> None:
+    """Guards against compiled MARS over eager `ar`, and a ratio at the wrong batch size."""
+    over = {name: {"seconds": [1.0] * 3, "emitted": 40} for name in (COMPILED_AR, "hf-generate", "ar")}
+    over["ar"]["seconds"] = [9.0] * 3
+    race = [
+        sweep_row(name, method, size, [1.0 / size / speed] * 3, baselines=over, compiled=True)
+        for name, method, speed in ((COMPILED_AR, "ar", 1.0), ("tau = .95, compiled", "mars", 1.5))
+        for size in (1, 4, 16)
+    ]
+    page = longer._raced(race)
+    said = [" ".join(line) for line in lines_of(page)]
+    assert any(line.startswith("tau = .95 1.50 [1.50, 1.50] 6.00 [6.00, 6.00] 24.00") for line in said), said
+    assert any(line.startswith("compiled `ar` over `hf-generate` 1.00 [1.00, 1.00] 4.00") for line in said), said
+    assert longer._speed(4, SweepCells.of(race)).value == pytest.approx(6.0) and longer._raced([]) == ""
 
 
 # ---- measuring ------------------------------------------------------------------------------------------------------

@@ -522,6 +522,18 @@ def test_stages_start_from_the_shipped_base(shipping: Preset, tmp_path: Path) ->
     assert lineage(anew, "ar_sft") == ["base", "ar_sft"] and anew.ready_checkpoint("base", None) is None
 
 
+def test_what_is_shipped_for_a_seed_is_of_that_seed(shipping: Preset, micro_checkpoints: Path, tmp_path: Path) -> None:
+    """Guards against one seed's checkpoint that is measured as another's, trained again, or that nothing replaces."""
+    (trained,), mars = micro_checkpoints.glob("mars-b4-*"), TrainedStage.of("mars")
+    ship(trained, Path(presets._beside("./trained/micro/seed3/mars")))
+    of_three, of_four = shipping.of_seed(3), shipping.of_seed(4)
+    assert of_four == shipping and of_three.published["base"] == shipping.published["base"]
+    assert Path(of(of_three, tmp_path).path(mars)).parts[-3:] == ("micro", "seed3", "mars")
+    assert not of(of_three, tmp_path).trains(mars) and of(of_four, tmp_path).trains(mars)
+    assert of_three.with_checkpoints(["mars=elsewhere"]).ready_checkpoint(*mars) == "elsewhere"
+    assert of_three.with_checkpoints([], train_all=True).ready_checkpoint(*mars) is None
+
+
 def test_a_missing_or_damaged_base_is_one_clear_line(shipping: Preset, tmp_path: Path) -> None:
     """Guards against a traceback from a loader, and against training from weights that are not the record's."""
     folder = Path(shipping.published["base"])
@@ -529,13 +541,13 @@ def test_a_missing_or_damaged_base_is_one_clear_line(shipping: Preset, tmp_path:
     name = next(iter(weights))
     save_file({**weights, name: weights[name] + 1}, folder / WEIGHTS, metadata={"format": "pt"})
     for stage in ("base", "ar_sft"):
-        with pytest.raises(UserError, match="the shipped base is damaged"):
+        with pytest.raises(UserError, match="the shipped checkpoint is damaged"):
             of(shipping, tmp_path).path(TrainedStage(stage, None))
     (folder / records.RECORD).write_text("{")
     with pytest.raises(UserError, match=r"(?s)the file is damaged.*--from-scratch"):
         of(shipping, tmp_path).path(TrainedStage("base", None))
     shutil.rmtree(folder)
-    with pytest.raises(UserError, match=r"(?s)the shipped base is missing.*--from-scratch"):
+    with pytest.raises(UserError, match=r"(?s)the shipped checkpoint is missing.*--from-scratch"):
         of(shipping, tmp_path).path(TrainedStage("base", None))
 
 
@@ -545,7 +557,8 @@ def test_a_wheel_brings_the_bases_and_decodes(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=PACKAGE.parent, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
-    assert sum(one.compress_size for one in ZipFile(wheel).infolist() if "/bases/" in one.filename) < 8 * 2**20
+    for part, most in (("/bases/", 8), ("/trained/", 14)):
+        assert sum(one.compress_size for one in ZipFile(wheel).infolist() if part in one.filename) < most * 2**20
     ZipFile(wheel).extractall(tmp_path / "site")
     (tmp_path / "in.jsonl").write_text('{"prompt_ids": [5, 6, 7]}\n')
     decoding = "from marsbench.cli import app\nfor stage in ('base', 'short_base'):\n    app(['decode', '--model', "

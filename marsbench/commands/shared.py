@@ -114,8 +114,8 @@ class Start:
         """The scale with what a user names: checkpoints of its stages, as in "mars-b8=FOLDER", or what it trains on."""
         from marsbench.training.stages import stage
 
-        chosen = preset(self.scale).with_checkpoints(self.checkpoint or [], train_all=self.train_all)
-        for entry in self.checkpoint or []:
+        chosen = preset(self.scale).of_seed(self.seed).with_checkpoints(self.checkpoint, train_all=self.train_all)
+        for entry in self.checkpoint:
             named, _, place = entry.partition("=")
             plain, _, size = named.rpartition("-b")
             stage(plain if plain and size.isdecimal() else named)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -147,6 +148,11 @@ class Preset:
                 raise UserError(f"{stage!r} names no stage and checkpoint", fix="write --checkpoint mars=FOLDER")
             published[stage] = checkpoint
         return replace(self, published=published, train_all=train_all)
+
+    def of_seed(self, seed: int) -> "Preset":
+        """This scale with the checkpoints that are shipped for a training seed; other seeds train theirs."""
+        folder = Path(_beside(f"./trained/{self.scale}/seed{seed}"))
+        return replace(self, published={file.name: str(file) for file in folder.glob("*")} | self.published)
 
     def ships(self, checkpoint: str) -> bool:
         return checkpoint.startswith(_beside("./"))

@@ -155,7 +155,7 @@ def _around(value: float, residuals: _Values) -> Estimate:
 
 
 def paired_difference(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> Estimate:
-    """How many points more accurate line a is than b, benchmarks weighing the same; benchmark -> 0 to 1 per question."""
+    """Points by which line a is more accurate than b, benchmarks weighing the same; benchmark -> 0 to 1 a question."""
     if set(a) != set(b):
         raise ValueError(f"not the same benchmarks: {sorted(a)} and {sorted(b)}")
     gains = [_paired_gains(name, a[name], b[name]) for name in sorted(a)]

@@ -206,7 +206,7 @@ _DIFFUSION, _SHIFTED, _NO_SFT = (
     for name in ("block_diffusion", "block_diffusion_shifted", "mars_no_sft")
 )
 # The race: one request at a time, every contender compiled, four settings of each.
-_LIBRARY, _WORDS = "hf-generate", {"block_size": "window", "draft_length": "drafts", "tree_width": "tree of width"}
+LIBRARY, _WORDS = "hf-generate", {"block_size": "window", "draft_length": "drafts", "tree_width": "tree of width"}
 _RACED: dict[str, tuple[str, str, dict[str, Any], str, tuple[int, ...]]] = {  # stage, method, options, what varies
     "verified MARS": ("mars", "mars-verified", {"layout": "linear", "threshold": 0.5}, "block_size", (2, 3, 4, 5)),
     "an adapter with a draft head": (
@@ -219,19 +219,25 @@ _RACED: dict[str, tuple[str, str, dict[str, Any], str, tuple[int, ...]]] = {  # 
 }  # fmt: skip
 
 
-def _race(run: "Run") -> list[Row]:
+def race_of(run: "Run", page: str, ar: Line, tried: Sequence[Line], batch_sizes: tuple[int, ...]) -> list[Row]:
+    """Race lines with compiled steps beside `ar` and transformers' `generate`; at a scale of tests, few and eagerly."""
     from marsbench.racing.sweep import Sweep
 
-    ar, small = Line.raced("ar", "ar_sft", "ar"), run.scale.in_seconds
-    lines = [
+    lines: tuple[Line, ...] = ar, ar.compiled_form(), *[line.compiled_form() for line in tried]
+    prompts, repeats = 102, 3
+    if run.scale.in_seconds:
+        lines, prompts, repeats = (ar, *tried), 12, 2
+    library = Line.raced(LIBRARY, ar.stage, LIBRARY)
+    return Sweep(run, Grid((*lines, library), batch_sizes, prompts, repeats, positions=0, page=page)).rows()
+
+
+def _race(run: "Run") -> list[Row]:
+    tried = [
         Line.raced(f"{words}, {name} = {value}", stage, method, **options, **{name: value})
         for words, (stage, method, options, name, values) in _RACED.items()
         for value in values
     ]
-    lines = lines if small else [line.compiled_form() for line in (ar, *lines)]
-    prompts, repeats = (12, 2) if small else (102, 3)
-    raced = (ar, *lines, Line.raced(_LIBRARY, "ar_sft", _LIBRARY))
-    return Sweep(run, Grid(raced, (1,), prompts, repeats, positions=0, page="rivals")).rows()
+    return race_of(run, "rivals", Line.raced("ar", "ar_sft", "ar"), tried, (1,))
 
 
 def _chosen(race: SweepCells) -> dict[str, tuple[SweepRow, SweepRow]]:
@@ -267,7 +273,7 @@ def in_brief(rows: Sequence[Row]) -> str:
 def _raced(rows: Sequence[Row]) -> str:
     """Tokens per second of each way at the setting that the other half of the prompts chose, over two baselines."""
     race = SweepCells.of(rows)
-    baselines = [row for name in (COMPILED_AR, _LIBRARY) if (row := race.done.get((name, 1)))]
+    baselines = [row for name in (COMPILED_AR, LIBRARY) if (row := race.done.get((name, 1)))]
     if len(baselines) < 2:
         return ""
     lines = []

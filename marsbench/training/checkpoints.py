@@ -187,11 +187,12 @@ def _check_folder(folder: Path, needs_tokenizer: bool) -> None:
 
 
 def checked_base(folder: str) -> Path:
+    """A shipped checkpoint's folder, once its weights are found to be those of its record; `UserError` otherwise."""
     place, fix = Path(folder), "install marsbench again, or train everything with --from-scratch"
     record = finished(place, mend=fix)
     if record is None or record.weights != weights_hash(place):
         what = "missing" if record is None else "damaged: its weights are not those of its record"
-        raise UserError(f"the shipped base is {what}", where=folder, fix=fix)
+        raise UserError(f"the shipped checkpoint is {what}", where=folder, fix=fix)
     return place
 
 

@@ -1,0 +1,100 @@
+"""AR SFT and MARS, trained four times as long as for the tables: accuracy of three seeds, and a race of one."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from marsbench.findings.between_lines import as_accurate, emits, more_accurate
+from marsbench.findings.claims import TIMES, Claim
+from marsbench.findings.query import RACED
+from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, races_in_words, speed_up
+from marsbench.line import Line
+from marsbench.racing.grid import COMPILED_AR
+from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rows.kinds import Row
+from marsbench.running.plans import TablePlan
+from marsbench.statistics.decisions import Bound
+from marsbench.statistics.intervals import Estimate
+from marsbench.studies.gains import LIBRARY, race_of
+from marsbench.studies.lines import AR_SFT, mars, mars_name, short, verified
+from marsbench.studies.study import TablePage
+
+if TYPE_CHECKING:
+    from marsbench.running.run import Run
+
+_ENDING, _TAUS, _BATCHES = "_4x_data", (0.99, 0.95, 0.9, 0.8), (1, 4, 16)
+_LINES = AR_SFT, *[mars("mars", 4, tau) for tau in (None, *_TAUS)]
+PLAN = TablePlan(
+    "longer",
+    "AR SFT and MARS, trained four times as long",
+    tuple(line.of_another_stage(_ENDING, "4 times as long") for line in _LINES),
+    own="Longer",
+)
+_AR, _STAGE = f"ar_sft{_ENDING}", f"mars{_ENDING}"
+_ONE, _SUREST, _SURE = (f"{mars_name('mars', 4, tau)}{_ENDING}" for tau in (None, *_TAUS[:2]))
+_RACED = {
+    **{f"tau = {short(tau)}": ("mars", {"block_size": 4, "threshold": tau}) for tau in _TAUS},
+    "verified, linear (W = 4)": ("mars-verified", verified("linear", 4, 0.5).options),
+}
+
+
+def _race(run: "Run") -> list[Row]:
+    tried = [Line.raced(name, _STAGE, method, **options) for name, (method, options) in _RACED.items()]
+    return race_of(run, PLAN.key, Line.raced("ar", _STAGE, "ar"), tried, _BATCHES)
+
+
+def _speed(batch_size: int, race: SweepCells) -> Estimate | None:
+    return speed_up(race.done.get((f"tau = {short(_TAUS[1])}, compiled", batch_size)))
+
+
+def _raced(rows: Sequence[Row]) -> str:
+    """Tokens per second over compiled `ar`, by batch size, and that of `ar` over transformers' own loop."""
+    race, lines = SweepCells.of(rows), list[list[str]]()
+    for name in _RACED:
+        cells = race.by_batch(f"{name}, compiled")
+        if first := next(filter(None, cells), None):
+            said = f"{first.tokens_per_forward:.2f}", f"{100 * first.accuracy.value:.1f}"
+            lines.append([name, *[printed_ratio(speed_up(row), "") for row in cells], *said])
+    if not lines:
+        return ""
+    over = [printed_ratio(speed_up(row, LIBRARY), "") for row in race.by_batch(COMPILED_AR)]
+    return paragraphs(
+        table(
+            ["tokens/s over compiled `ar`", *race.heads, "tokens/forward", "right, %"],
+            [*lines, [f"compiled `ar` over `{LIBRARY}`", *over, "", ""]],
+        ),
+        f"*{races_in_words(race.rows)} One training seed.*",
+    )
+
+
+_BESIDE = {
+    "at tau = .99": more_accurate(PLAN, _SUREST, _AR),
+    "at tau = .95": more_accurate(PLAN, _SURE, _AR),
+    "tokens/forward at .99": emits(PLAN, _SUREST, Bound()),
+    "at .95": emits(PLAN, _SURE, Bound()),
+} | {
+    f"speed over AR at .95, batch {size}": Claim(measure=on_sweep(partial(_speed, size)), bound=Bound(), unit=TIMES)
+    for size in _BATCHES
+}
+STUDY = TablePage(
+    asks="what do AR SFT and MARS come to with four times the conversations and steps?",
+    place=2,
+    in_paper=False,
+    on="table2",
+    plan=PLAN,
+    claims=(
+        as_accurate(
+            PLAN, _ONE, _AR, "With 4 times the training, MARS at one token matches AR SFT with as much",
+            "longer-matches", ours=True, beside=tuple(_BESIDE.items()),
+        ),
+    ),
+    opening=(
+        "The steps of the tables are too few (page regime), so here both have four times as many, on four times the "
+        "conversations, each met as often. Checkpoints of training seeds are shipped and measured; `--train` trains "
+        "them again, in half an hour a seed on one core."
+    ),
+    measure=_race,
+    kinds=RACED,
+    timed=True,
+    more=(_raced,),
+)  # fmt: skip
