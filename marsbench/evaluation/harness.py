@@ -190,9 +190,7 @@ def cut_in_words(benchmark: str, cuts: Sequence[int], room: int) -> str:
     return f"{benchmark}: {lost:,} of {len(cuts):,} prompts lost their beginnings; {longest}" if lost else ""
 
 
-def evaluate(
-    exam: Exam, answers: Mapping[int, LoggedAnswer], tokenizer: Any = None, ask: Ask | None = None
-) -> Scored:
+def evaluate(exam: Exam, answers: Mapping[int, LoggedAnswer], tokenizer: Any = None, ask: Ask | None = None) -> Scored:
     """Score the answers to an exam, by question number; missing ones are added by `ask`, from templated prompts."""
     results = lm_eval_evaluate(
         _ExamModel(exam, answers, tokenizer, ask),

@@ -328,7 +328,7 @@ def _best_lossless(sweep: SweepCells, stages: Collection[str] = (BASE, *ADAPTED)
 
 
 STUDY = Study(
-    asks="what does MARS do for a model that people use, on hardware that everybody has?",
+    asks="what does MARS do for a real model on a laptop?",
     place=7,
     in_paper=False,
     plan=PLAN,
