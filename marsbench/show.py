@@ -23,20 +23,14 @@ if TYPE_CHECKING:  # what is only drawn again needs no model
 
 # Two light shades that differ in brightness too, so that neither color vision nor a gray printer matters.
 SHADES = ("#dbe9f6", "#f0a830")
-_COLUMNS = 88  # characters per line of the image
 
 
 @dataclass(frozen=True)
 class Shown:
     """A generation as text: what each forward pass added, in the order of the text."""
 
-    title: str
-    forwards: int
+    summary: str
     pieces: list[tuple[int, str]]  # (number of the forward, from 1, and its text)
-
-    @property
-    def summary(self) -> str:
-        return f"{self.title}: {self.forwards} forward passes"
 
 
 def answer(answering: Answering, question: str, max_new_tokens: int) -> Generation:
@@ -65,7 +59,7 @@ def shown(title: str, generation: Generation, tokenizer: PreTrainedTokenizerBase
     parts = zip(settled_by, texts, strict=False)  # an EOS has no text
     pieces = [(forward, "".join(part for _, part in group)) for forward, group in groupby(parts, lambda part: part[0])]
     speed = f"{len(settled_by)} tokens, {len(settled_by) / generation.forwards:.2f} per forward pass"
-    return Shown(f"{title}: {speed}", generation.forwards, pieces)
+    return Shown(f"{title}: {speed}: {generation.forwards} forward passes", pieces)
 
 
 def shaded(generation: Shown, *, color: bool = True) -> Text:
@@ -85,7 +79,7 @@ def check_image(file: Path) -> None:
 
 def draw(generations: Sequence[Shown], file: Path) -> None:
     """Write the generations, one under the other, as an SVG."""
-    console = Console(record=True, width=_COLUMNS, file=StringIO())
+    console = Console(record=True, width=88, file=StringIO())
     for generation in generations:
         console.print(generation.summary, style="bold", highlight=False)
         console.print(shaded(generation), "\n")

@@ -193,7 +193,7 @@ def test_task_files_are_found_in_checkouts_and_wheels(monkeypatch: pytest.Monkey
 HEAVY = ("torch", "transformers", "datasets", "lm_eval", "scipy", "matplotlib", "pandas")
 LIGHT = (
     "cli", "decoding.acceptance", "decoding.generation", "doctor", "evaluation.benchmarks", "evaluation.local_data",
-    "hub", "methods", "paper", "presets", "statistics.curves", "statistics.intervals", "training.stages", "world",
+    "hub", "methods", "paper", "presets", "statistics.intervals", "training.stages", "world",
 )  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from marsbench.statistics.curves import curve_advantage, points_gap
 from marsbench.statistics.decisions import SIGNIFICANT, Bound, holm, p_value
 from marsbench.statistics.intervals import (
     LEVEL,
@@ -18,6 +17,7 @@ from marsbench.statistics.intervals import (
     Estimate,
     Interval,
     accuracy,
+    curve_advantage,
     difference,
     gain_difference,
     mcnemar,
@@ -25,6 +25,7 @@ from marsbench.statistics.intervals import (
     median_ratio,
     over_seeds,
     paired_difference,
+    points_gap,
     ratio_of_totals,
     speed_difference,
 )

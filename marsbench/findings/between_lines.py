@@ -12,13 +12,14 @@ from marsbench.findings.cells import BENCHMARKS, columns, done_cells, latest_cel
 from marsbench.findings.claims import TOKENS, Claim, Measured
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.running.plans import TablePlan
-from marsbench.statistics.curves import curve_advantage, points_gap
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import (
     Estimate,
+    curve_advantage,
     gain_difference,
     mean_of_benchmarks,
     paired_difference,
+    points_gap,
     speed_difference,
 )
 

@@ -1,17 +1,107 @@
-"""The rows behind all pages of a scale, by training seed: what the pages on the whole paper are rendered from."""
+"""What a page takes from a store, and the rows behind all pages of a scale, by training seed."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
-from marsbench.findings.query import Query
 from marsbench.findings.seeds import BySeed, SeedRows
-from marsbench.presets import scales_shown_with
-from marsbench.rows.kinds import Row, any_measured
+from marsbench.line import Line, TrainedStage
+from marsbench.presets import Preset, preset, scales_shown_with
+from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, TrainingRow, any_measured
 from marsbench.rows.workspace import Workspace
+from marsbench.running.plans import TablePlan, parents_first
+
+RACED = (SweepRow, StepTimeRow)  # the kinds of rows of a race
+Asks = AbstractSet[tuple[str, str]]  # plan, benchmark
+
+
+@dataclass(frozen=True)
+class Query:
+    """What a page takes; its lines are found by what they are, whatever page has measured them."""
+
+    page: str
+    plans: tuple[TablePlan, ...]  # whose lines answer benchmarks
+    stages: Callable[[Preset], Iterable[TrainedStage]]  # whose trainings it shows, with their parents'
+    kinds: tuple[type[Row], ...]  # of its other rows; of races, those of its own grid
+    seed: int | None = None  # the training seed of its rows, where it chooses between lines; None = of any
+
+    def of(self, rows: Sequence[Row], asks: Asks | None = None) -> list[Row]:
+        """Its rows: trainings, rows of its kinds, then answers in the order of its lines; of several, the best.
+
+        A line without a row on each benchmark that its plan `asks` is left out; unless given, those of any line here.
+        """
+        answers, trainings = [*self._answers(rows)], [row for row in rows if isinstance(row, TrainingRow)]
+        own = [row for row in rows if type(row) in self.kinds and getattr(row, "grid", self.page) == self.page]
+        rank = ranked(rows, [*own, *[row for *_, row in answers]])
+        cells = defaultdict[tuple[str, str], dict[str, EvaluationRow]](dict)
+        for plan, line, row in answers:
+            chosen = max(cells[plan.key, line.name].get(row.benchmark, row), row, key=rank)
+            cells[plan.key, line.name][row.benchmark] = replace(chosen, arm=line.name)
+        wanted = self.asks(rows) if asks is None else asks
+        shown = list[Row]()
+        for plan in self.plans:
+            names = {name for key, name in wanted if key == plan.key}
+            by_line = [cells[plan.key, line.name] for line in plan.lines]
+            shown += [row for of_line in by_line if names <= of_line.keys() for row in of_line.values()]
+        best = {TrainedStage(row.stage, row.block_size): row for row in sorted(trainings, key=rank)}
+        scale = preset(trainings[0].scale) if trainings else None
+        stages = parents_first(self.stages(scale), scale) if scale else ()
+        return [*[best[stage] for stage in stages if stage in best], *own, *shown]
+
+    def asks(self, rows: Sequence[Row]) -> Asks:
+        """The benchmarks that the lines of each plan have rows on."""
+        return {(plan.key, row.benchmark) for plan, _, row in self._answers(rows)}
+
+    def _answers(self, rows: Sequence[Row]) -> Iterator[tuple[TablePlan, Line, EvaluationRow]]:
+        trained = {row.decoded: TrainedStage(row.stage, row.block_size) for row in rows if isinstance(row, TrainingRow)}
+        lines = defaultdict[Hashable, list[tuple[TablePlan, Line]]](list)
+        for plan in self.plans:
+            for line in plan.lines:
+                lines[_what(line)].append((plan, line))
+        for row in [row for row in rows if isinstance(row, EvaluationRow)]:
+            for plan, line in lines[_what(row)]:
+                few = plan.questions is None or len(row.correct) <= plan.questions
+                if few and plan.asks(row.benchmark) and trained.get(row.checkpoint, line.trained) == line.trained:
+                    yield plan, line, row
+
+
+def ranked(rows: Iterable[Row], wanted: Iterable[Row]) -> Callable[[Row], Any]:
+    """What a row is chosen by among others of the same cell: the greatest.
+
+    It is finished; of the root (the first training of its lineage) with most of the `wanted` rows, so that the lines of
+    a page are of one lineage where a recipe was trained twice, of equal ones the newer; of most questions; the newest.
+    """
+    made = [row for row in rows if isinstance(row, TrainingRow) and row.checkpoint]
+    trainings = {row.checkpoint: row for row in made} | {row.decoded: row for row in made}
+
+    def root(row: Row) -> str:
+        first = row.checkpoint
+        while first in trainings and trainings[first].parent in trainings:
+            first = trainings[first].parent
+        return first
+
+    counts = Counter(map(root, wanted))
+
+    def rank(row: Row) -> Any:
+        first = root(row)
+        began = str(trainings[first].provenance.get("started", "")) if first in trainings else ""
+        asked = len(row.correct) if isinstance(row, EvaluationRow) else 0
+        return row.status == "done", counts[first], began, asked, str(row.provenance.get("started", ""))
+
+    return rank
+
+
+def _what(line: Line | EvaluationRow) -> Hashable:
+    """By what the rows of a line are found: its name differs from page to page, this does not."""
+    return line.stage, line.method, tuple(sorted(line.options.items())), line.dtype
+
+
+# ---- all pages of a scale ----
 
 
 @dataclass(frozen=True)
@@ -27,14 +117,9 @@ class Collection:
         return list(self.rows.get(page, {}).values())
 
     @property
-    def seeds(self) -> list[int]:
-        return sorted({seed for by_seed in self.rows.values() for seed in by_seed})
-
-    @property
     def seeds_in_words(self) -> str:
-        if len(self.seeds) > 1:
-            return f"Rows of training seeds {', '.join(map(str, self.seeds))}."
-        return "One training seed." if self.seeds else ""
+        seeds = sorted({seed for by_seed in self.rows.values() for seed in by_seed})
+        return f"Rows of training seeds {', '.join(map(str, seeds))}." if len(seeds) > 1 else "One training seed."
 
     def shown_with(self, page: str, seed: int) -> BySeed:
         """A page's rows at all training seeds, beginning with the one whose page they are for."""

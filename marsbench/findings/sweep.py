@@ -172,10 +172,6 @@ def speed_of(row: SweepRow) -> float:
     return ratio.value if ratio else 0.0
 
 
-def over(compiled: bool) -> str:
-    return "over compiled `ar`" if compiled else "over `ar`"
-
-
 def races_in_words(rows: Iterable[SweepRow]) -> str:
     known = [row for row in rows if row.status == "done"]
     counts = {

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from marsbench.findings.cells import PUBLISHED_SCALES, latest_stages, same_answers
-from marsbench.findings.claims import POINTS, TIMES, TOKENS, Claim, Finding, Judged, number
+from marsbench.findings.claims import POINTS, TIMES, TOKENS, Finding, Judged, number
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import machines, with_interval
-from marsbench.findings.sweep import SweepCells, on_sweep, speed_up
+from marsbench.findings.sweep import SweepCells, printed_ratio, speed_up
 from marsbench.gpu_check.page import reckoned
 from marsbench.paper import published
 from marsbench.presets import DEFAULT_SCALE
@@ -15,7 +15,6 @@ from marsbench.rendering import claims_in_words as said
 from marsbench.rendering.figures import Labelled, exactly, labelled_figure
 from marsbench.rendering.markdown import filled, table
 from marsbench.rows.kinds import Row
-from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies import mars_on_gpu as on_gpu
 from marsbench.studies.curves import in_brief as more_steps
@@ -42,11 +41,6 @@ _SHOWN = (  # page and name, by unit
     ("speedup", "cache-faster"), ("speedup", "target-faster"), ("speedup", "best-verified"),
     ("table2", "step-costs-twice"),
 )  # fmt: skip
-_OVER_GENERATE = Claim(  # AR decoding over transformers' `generate`, both eager, one request at a time
-    measure=on_sweep(lambda sweep: speed_up(sweep.eager.done.get(("ar", 1)), "hf-generate")),
-    bound=Bound(low=1.0),
-    unit=TIMES,
-)
 
 
 def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collection]) -> dict[Path, str]:
@@ -63,9 +57,10 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
     real = next((each for each in collections if each.scale == REAL), Collection(REAL, {}, {}))
     rows = next(iter(real.of(on_gpu.STUDY.key)), [])  # of MARS on the real model
     ratios, cost = reckoned(root, "7b"), on_gpu.CLAIMS[1].over([rows])
-    lines = [*_at_true_size(ratios), *_on_a_real_model(rows, cost), *_toy(findings, whole)]
+    sweep = SweepCells.of(next(iter(whole.of(SPEED)), ()))
+    generate = printed_ratio(speed_up(sweep.eager.done.get(("ar", 1)), "hf-generate"), "n/a")
+    lines = [*_at_true_size(ratios), *_on_a_real_model(rows, cost), *_toy(findings, sweep)]
     papers = said.tally((whole.scale, entry.findings[whole.scale]) for entry in judged if entry.claim.papers)
-    generate = _OVER_GENERATE.over(whole.of(SPEED)).number
     toys, real_models = machines(row for rows in whole.of("table2") for row in rows), machines(rows)
     where = [f"{what} on {which}" for what, which in (("the toy", toys), ("the real model", real_models)) if which]
     slots = {
@@ -153,8 +148,8 @@ def _on_a_real_model(rows: Sequence[Row], cost: Finding) -> Iterator[list[str]]:
     yield [drafts, "-", f"{drafted}; {same:,} of {of:,} answers its own AR's", where]
 
 
-def _toy(findings: Mapping[tuple[str, str], Finding], whole: Collection) -> Iterator[list[str]]:
-    alike = same_as_sft(SweepCells.of(next(iter(whole.of(SPEED)), ())))
+def _toy(findings: Mapping[tuple[str, str], Finding], sweep: SweepCells) -> Iterator[list[str]]:
+    alike = same_as_sft(sweep)
     same = f"; {alike[0]} of {alike[1]} answers are those of AR SFT" if alike else ""
     for key, words in _TOY.items():
         if (one := findings.get(key)) and one.estimate is not None:

@@ -43,12 +43,9 @@ def tested(claim: Claim) -> str:
 
 def published(claim: Claim) -> str:
     """The effect in the paper's own numbers, model by model; empty without any."""
-    said = {name: claim.published(scale) for scale, name in PUBLISHED_SCALES.items()}
-    return ", ".join(
-        f"{number(value, claim.unit, signed=claim.signed)} ({name.removeprefix('Qwen2.5 ')})"
-        for name, value in said.items()
-        if value is not None
-    )
+    said = {name.removeprefix("Qwen2.5 "): claim.published(scale) for scale, name in PUBLISHED_SCALES.items()}
+    known = {name: value for name, value in said.items() if value is not None}
+    return ", ".join(f"{number(of, claim.unit, signed=claim.signed)} ({name})" for name, of in known.items())
 
 
 def verdict(result: Finding, scale: str) -> str:
@@ -88,8 +85,8 @@ def claims_table(entries: Iterable[tuple[Sequence[str], str, Finding]], *heads: 
 
 def page_claims(claims: Iterable[Claim], seeds: BySeed, scale: str) -> str:
     results = [one for claim in claims if (one := finding(claim, seeds)).estimate is not None]
-    words = [f"{'' if one.claim.papers else 'Ours: '}{one.claim.text}" for one in results]
-    shown = claims_table([([before], scale, one) for before, one in zip(words, results, strict=True)], "claim")
+    words = [[f"{'' if one.claim.papers else 'Ours: '}{one.claim.text}"] for one in results]
+    shown = claims_table([(before, scale, one) for before, one in zip(words, results, strict=True)], "claim")
     return paragraphs(shown, untestable(one.claim for one in results))
 
 

@@ -11,9 +11,10 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marsbench.files import write_atomically
+from marsbench.findings.between_lines import more_accurate
 from marsbench.findings.cells import Cells, columns, done_cells
 from marsbench.running.plans import TablePlan
-from marsbench.statistics.intervals import Estimate, Interval, mean_of_benchmarks, paired_difference
+from marsbench.statistics.intervals import Estimate, Interval, mean_of_benchmarks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,7 +60,7 @@ class Labelled(NamedTuple):
 
 
 def labelled_figure(panels: Sequence[Labelled], path_stem: Path) -> list[Path]:
-    """Draw estimates beside their names, a line each, with a marker per series: no name is too long for a legend."""
+    """Draw estimates beside their names, a line each, with a marker per series."""
     names = list(dict.fromkeys(name for panel in panels for estimates in panel.series.values() for name in estimates))
     with drawn_alike():
         figure = new_figure(9.5, 0.9 + 0.15 * (len(panels) > 1) + 0.34 * len(names))
@@ -94,16 +95,12 @@ def differences_figure(reference: str, *names: str) -> Drawing:
     """What draws paired differences of lines to one of them, in points: a panel per line, benchmark by benchmark."""
 
     def draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-        alone, panels = done_cells(cells, reference), []
+        rows, panels = list(cells.values()), []
+        parts = {head: (name,) for name, head in columns(plan).items()} | {"Average": (*columns(plan),)}
         for line in plan.lines:
-            done = done_cells(cells, line.name)
-            if line.name in names and line.name != reference and done.keys() >= alone.keys() > set():
-                mine, theirs = ({name: row.correct for name, row in of.items()} for of in (done, alone))
-                parts = {columns(plan)[name]: [name] for name in theirs} | {"Average": [*theirs]}
-                effects = {
-                    words: paired_difference({name: mine[name] for name in of}, {name: theirs[name] for name in of})
-                    for words, of in parts.items()
-                }
+            claims = {words: more_accurate(plan, line.name, reference, only=of) for words, of in parts.items()}
+            effects = {words: gain for words, claim in claims.items() if (gain := claim.measure(rows).estimate)}
+            if line.name in names and effects:
                 panels.append(Labelled(f"{line.label}, points", {"": effects}, level=0.0))
         return labelled_figure(panels, path_stem) if panels else []
 
@@ -112,10 +109,9 @@ def differences_figure(reference: str, *names: str) -> Drawing:
 
 def error_bars(estimates: Sequence[Estimate], factor: float) -> list[list[float]]:
     """The lengths of error bars downwards and upwards; a single value that shows no spread gets none."""
-    limits = [e.interval if isfinite(e.interval.half_width) else Interval(e.value, e.value) for e in estimates]
-    below = [factor * max(e.value - limit.low, 0.0) for e, limit in zip(estimates, limits, strict=True)]
-    above = [factor * max(limit.high - e.value, 0.0) for e, limit in zip(estimates, limits, strict=True)]
-    return [below, above]
+    finite = [e if isfinite(e.interval.half_width) else exactly(e.value) for e in estimates]
+    below = [factor * max(e.value - e.interval.low, 0.0) for e in finite]
+    return [below, [factor * max(e.interval.high - e.value, 0.0) for e in finite]]
 
 
 def save(figure: Figure, path_stem: Path) -> list[Path]:

@@ -21,7 +21,6 @@ from marsbench.world import modelled_on
 # What stands on a page: of one scale's rows, the scale, and the rows of all training seeds, which verdicts are of.
 Sections = Callable[[Sequence[Row], str, BySeed], Iterable[str]]
 Slots = Callable[[Sequence[Row], str, BySeed], Mapping[str, str]]  # of the same: what stands in a layout's slots
-_MANY = 3  # values of a fact that a page still lists
 NO_SFT_DEVIATION = (
     '"MARS w/o SFT loss" drops that loss and changes nothing else; the authors\' released ablation also weighs each '
     "sequence by 1/t. Table 3 has both."
@@ -102,7 +101,7 @@ def facts_section(rows: Sequence[Row], how: str) -> str:
     for name, read in _FACTS.items():
         said = [origin.get(read) if isinstance(read, str) else read(origin) for origin in known]
         values = sorted({str(value) for value in said if value is not None} - {""})
-        facts[name] = "; ".join(values) if len(values) <= _MANY else f"{values[0]} and {len(values) - 1} others"
+        facts[name] = "; ".join(values) if len(values) <= 3 else f"{values[0]} and {len(values) - 1} others"
     facts["rows from uncommitted changes"] = f"{dirty} of {len(known)}" if dirty else ""
     facts["measured"] = " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else ""
     lines = [[name, value] for name, value in facts.items() if value]
@@ -153,6 +152,5 @@ def busy_remark(rows: Iterable[Row]) -> str:
     # Rows of earlier versions tell it lap by lap; of these the median counts, as a speed-up is a median over laps.
     laps = [getattr(row, "others_cores", []) or [row.provenance.get("others_cores") or 0.0] for row in rows]
     used = max(map(median, laps), default=0.0)
-    if used <= BUSY_CORES:
-        return ""
-    return f"**Timed on a machine that was not idle:** other processes used up to {used:.2f} cores."
+    remark = f"**Timed on a machine that was not idle:** other processes used up to {used:.2f} cores."
+    return remark if used > BUSY_CORES else ""

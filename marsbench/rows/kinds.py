@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True)
 class _OfLine(Row):
-    arm: str  # what the page that stored the row calls the line; pages find rows by what they are (findings/query.py)
+    arm: str  # what the page that stored the row calls the line; pages find rows by what they are (`Query`)
     stage: str
     method: str
     options: Mapping[str, Any]  # the method's options, and `threshold`

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from marsbench.findings.claims import Claim
-    from marsbench.findings.query import Query
+    from marsbench.findings.collection import Query
     from marsbench.studies.study import Item, Study
 
 _KINDS = ("table", "figure", "appendix")  # of what the paper numbers, in the order in which they are listed

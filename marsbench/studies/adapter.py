@@ -70,16 +70,14 @@ PLAN = TablePlan(
 
 
 def _unchanged(rows: Sequence[Row]) -> str:
-    """How many answers of the lossless lines have the very tokens of AR SFT's, or are as right and long where older."""
+    """How many answers of the lossless lines have the very tokens of AR decoding of the model below them."""
     cells = latest_cells(rows)
     own = {line.name: AR_SFT.name for line in (*_LOSSLESS, *_WINDOWS, *_SIZES)}
     own |= {line.name: _STRONGER[0].name for line in _STRONGER[1:]}
     counts = [same_answers(done_cells(cells, name), done_cells(cells, ar)) for name, ar in own.items()]
     same, told = map(sum, zip(*counts, strict=True))
-    said = (
-        f"Of {told:,} answers with the adapter, by AR decoding and verified, {same:,} have the very tokens of AR SFT's."
-    )
-    return said if told else ""
+    what = f"Of {told:,} answers with the adapter, by AR decoding and verified"
+    return f"{what}, {same:,} have the very tokens of AR SFT's." if told else ""
 
 
 _more_accurate, _emits_more = partial(more_accurate, PLAN), partial(emits_more, PLAN)

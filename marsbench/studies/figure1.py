@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from marsbench.findings.claims import Section
 from marsbench.line import Line
 from marsbench.presets import Preset
-from marsbench.rows.kinds import GenerationRow, Row
+from marsbench.rows.kinds import GenerationRow
 from marsbench.running.plans import TablePlan
 from marsbench.studies.study import Study
 from marsbench.world import Example, modelled_on, test_set
@@ -53,10 +53,6 @@ def is_right(example: Example, said: str) -> bool | None:
     return True if said.strip() == example.response.strip() else None
 
 
-def _rows(run: "Run") -> list[Row]:
-    return [_row(run, line, example.prompt) for example in questions(run.scale) for line in PLAN.lines]
-
-
 def _row(run: "Run", line: Line, question: str) -> GenerationRow:
     from marsbench.evaluation.local_data import Unavailable
     from marsbench.keys import content_hash, versions
@@ -96,7 +92,7 @@ STUDY = Study(
     section=Section("Figure 1", (1,)),
     plan=PLAN,
     scored=False,
-    measure=_rows,
+    measure=lambda run: [_row(run, line, each.prompt) for each in questions(run.scale) for line in PLAN.lines],
     kinds=(GenerationRow,),
     on="explore",
 )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from marsbench.findings.between_lines import as_accurate, emits, emits_more
 from marsbench.findings.cells import BENCHMARKS, Cells, latest_cells
 from marsbench.findings.claims import Claim, Section
+from marsbench.findings.collection import RACED
 from marsbench.findings.in_words import with_interval
-from marsbench.findings.query import RACED
 from marsbench.findings.sweep import ALLOWED_LOSS, SweepCells, over_prompts, races_in_words
 from marsbench.line import Line
 from marsbench.racing.grid import COMPILED_AR, Grid

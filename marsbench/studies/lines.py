@@ -30,18 +30,16 @@ ALIGNED = {  # stage -> its words, on Table 3's page: only there does the mask l
     "mars_paper_alignment": MARS_VARIANTS["mars_paper_alignment"],
 }
 HEADED_MARS = {"mars_network": "MARS with a draft head"}  # stage -> its words, trained at B = 4
-_PAPER_NAMES = {"mars": "mars", "mars_no_sft_released": "mars_no_sft"}
 
 
 def mars(stage: str, block_size: int, threshold: float | None = None) -> Line:
     """MARS, an ablation or a variant of it, at one token per forward or with a threshold."""
-    how = ONE_TOKEN if threshold is None else {"threshold": threshold}
-    said = "" if threshold is None else f", tau = {short(threshold)}"
+    how, said = (ONE_TOKEN, "") if threshold is None else ({"threshold": threshold}, f", tau = {short(threshold)}")
     label = f"{(MARS_STAGES | MARS_VARIANTS | ALIGNED | HEADED_MARS)[stage]} (B = {block_size}{said})"
-    name, options = mars_name(stage, block_size, threshold), {"block_size": block_size, **how}
+    papers = {"mars": "mars", "mars_no_sft_released": "mars_no_sft"}.get(stage)
     return Line(
-        name, label, stage, "mars", options, _PAPER_NAMES.get(stage), optional=stage in HEADED_MARS,
-        block_size=block_size,
+        mars_name(stage, block_size, threshold), label, stage, "mars", {"block_size": block_size, **how}, papers,
+        optional=stage in HEADED_MARS, block_size=block_size,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from marsbench.findings.between_lines import as_accurate, emits, more_accurate
 from marsbench.findings.claims import TIMES, Claim
-from marsbench.findings.query import RACED
+from marsbench.findings.collection import RACED
 from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, races_in_words, speed_up
 from marsbench.line import Line
 from marsbench.racing.grid import COMPILED_AR

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from marsbench.findings.cells import Cells, latest_cells
 from marsbench.findings.claims import Claim, Section
+from marsbench.findings.collection import RACED, Query
 from marsbench.findings.in_words import machines
-from marsbench.findings.query import RACED, Query
 from marsbench.findings.seeds import BySeed
 from marsbench.line import TrainedStage
 from marsbench.presets import Preset
@@ -110,8 +110,7 @@ class Study(Item):
     def shows(self, scale: Preset, quick: bool = False) -> list[TrainedStage]:
         """The checkpoints of its lines, each once; `quick` is for what races a grid."""
         of_plans = [stage for plan in filter(None, (self.plan, *self.also)) for stage in plan.stages]
-        of_grid = self.grid(scale, quick).checkpoints if self.grid else []
-        return list(dict.fromkeys([*of_plans, *of_grid]))
+        return list(dict.fromkeys([*of_plans, *(self.grid(scale, quick).checkpoints if self.grid else [])]))
 
     def trains(self, scale: Preset, quick: bool = False) -> list[TrainedStage]:
         return [] if self.trained_before else list(dict.fromkeys([*self.shows(scale, quick), *self.stages]))
@@ -148,10 +147,9 @@ class TablePage(Study):
         yield page_claims([claim for claim in self.claims if not missing & {*claim.lines}], seeds, scale)
         yield f"## {self.figure_title}" if self.figure_title else ""
         if self.figure:
-            shown, done = next(iter(seeds.items()))
-            drawn = [row for row in latest_cells(done).values() if row.status == "done"]
+            drawn = [row for row in latest_cells(rows).values() if row.status == "done"]
             counts = " or ".join(map(str, sorted({len(row.correct) for row in drawn})))
-            of = f"Training seed {shown}, {counts} questions a benchmark; {machines(drawn)}."
+            of = f"Training seed {next(iter(seeds))}, {counts} questions a benchmark; {machines(drawn)}."
             yield f"![{self.caption}]({self._stem}.png)"
             yield f"*{self.caption}. {of}*"
         yield numbers_table(plan, {seed: self.prepared(of_seed) for seed, of_seed in seeds.items()}, self.lines)
@@ -169,6 +167,5 @@ class TablePage(Study):
         return replace(plan, lines=tuple(line for line in plan.lines if not line.optional or line.name in run))
 
     @property
-    def _stem(self) -> str:
-        """Where its figure lies beside the page, less the extension."""
+    def _stem(self) -> str:  # where its figure lies beside the page, less the extension
         return f"figures/{self.key}_{self.figure}"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from marsbench.findings.between_lines import emits_more, label, more_accurate
 from marsbench.findings.cells import latest_cells
 from marsbench.findings.claims import TIMES, Claim, Finding
+from marsbench.findings.collection import RACED
 from marsbench.findings.in_words import p_value
-from marsbench.findings.query import RACED
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, speed_up
 from marsbench.line import Line

@@ -128,8 +128,7 @@ def _table(cells: Mapping[str, Done]) -> str:
 
 
 def _made(rows: Sequence[Row]) -> str:
-    trained = next((row for row in rows if isinstance(row, TrainingRow)), None)
-    if trained is None:
+    if (trained := next((row for row in rows if isinstance(row, TrainingRow)), None)) is None:
         return ""
     steps = "\n".join(f"{place}. {step}" for place, step in enumerate(trained.provenance.get("made", ()), 1))
     typed = dict.fromkeys(str(row.provenance["command"]) for row in rows if isinstance(row, EvaluationRow))

@@ -1,5 +1,6 @@
 """The page on a real model on two CPU cores: what lossless drafting gives there, by tokens and by the clock."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,8 +12,8 @@ import numpy as np
 from marsbench.fetching.models import described, is_known
 from marsbench.findings.between_lines import emits_more
 from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, latest_stages, same_answers
+from marsbench.findings.collection import RACED
 from marsbench.findings.in_words import with_interval
-from marsbench.findings.query import RACED
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import A_A, SweepCells, over_prompts, races_in_words, speed_of, speed_up
 from marsbench.line import Line
@@ -25,7 +26,7 @@ from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.running.plans import TablePlan
-from marsbench.statistics.intervals import ratio_of_totals
+from marsbench.statistics.intervals import Estimate, ratio_of_totals
 from marsbench.studies.lines import short
 from marsbench.studies.study import Study
 
@@ -187,15 +188,10 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
     """Tokens per second themselves, so that types of weights compare too."""
     sweeps, _ = _races(rows)
-    series = {
-        f"{dtype}, batch {size}": {
-            row.contender: ratio_of_totals([sum(row.emitted)] * len(row.seconds), row.seconds)
-            for row in sweep.at(size)
-            if row.contender != A_A
-        }
-        for dtype, sweep in sweeps.items()
-        for size in sweep.batch_sizes
-    }
+    series = defaultdict[str, dict[str, Estimate]](dict)
+    for (name, size), row in [each for sweep in sweeps.values() for each in sweep.done.items() if each[0][0] != A_A]:
+        speed = ratio_of_totals([sum(row.emitted)] * len(row.seconds), row.seconds)
+        series[f"{row.dtype}, batch {size}"][name] = speed
     return labelled_figure([Labelled("tokens per second", series, level=0.0)], reports_dir / FIGURE) if series else []
 
 
@@ -205,10 +201,9 @@ def in_brief(rows: Sequence[Row]) -> str:
     for dtype, sweep in _races(rows)[0].items():
         lookup, adapted = (_best_lossless(sweep, stages) for stages in ((BASE,), ADAPTED))
         if lookup and adapted:
-            more = [size for size in sweep.batch_sizes if size > adapted.batch_size]
-            beside = [row for size in more if (row := sweep.done.get((adapted.contender, size)))]
-            ratios = {row.batch_size: ratio for row in beside if (ratio := speed_up(row))}
-            at = "".join(f", at batch {size} {ratio.value:.2f}" for size, ratio in ratios.items())
+            larger = [row for row in sweep.by_batch(adapted.contender) if row and row.batch_size > adapted.batch_size]
+            ratios = [(row.batch_size, ratio) for row in larger if (ratio := speed_up(row))]
+            at = "".join(f", at batch {size} {ratio.value:.2f}" for size, ratio in ratios)
             said.append(
                 f"in {dtype} prompt lookup is {_over_ar(sweep, lookup)} and our adapter with it "
                 f"{_over_ar(sweep, adapted)} times as fast as `ar` at batch 1{at} ({adapted.prompts} prompts)"

@@ -7,7 +7,7 @@ from pathlib import Path
 from marsbench.findings.cells import why_none
 from marsbench.findings.in_words import with_interval
 from marsbench.findings.seeds import BySeed
-from marsbench.findings.sweep import A_A, ALLOWED_LOSS, SweepCells, baseline_of, over, printed_ratio, speed_of, speed_up
+from marsbench.findings.sweep import A_A, ALLOWED_LOSS, SweepCells, baseline_of, printed_ratio, speed_of, speed_up
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR, read_grid, shipped_grid
 from marsbench.racing.position_law import law_of
@@ -81,7 +81,8 @@ def _contenders(sweep: SweepCells) -> str:
             accuracy = f"{100 * first.accuracy.value:.1f}"
             lines.append([name, *speeds, f"{first.tokens_per_forward:.2f}", accuracy, _as_ar(sweep, first)])
     heads = [*sweep.heads, "tokens/forward", "right, %", "as its `ar`"]
-    shown = [table([f"tokens/s {over(name == COMPILED_AR)}", *heads], lines) for name, lines in tables.items()]
+    named = {"ar": "over `ar`", COMPILED_AR: "over compiled `ar`"}
+    shown = [table([f"tokens/s {named[name]}", *heads], lines) for name, lines in tables.items()]
     failed = {row.contender: why_none(row) for row in sweep.rows if row.status != "done"}
     return paragraphs(*shown, "\n".join(f"- {name}: {why}" for name, why in failed.items()))
 

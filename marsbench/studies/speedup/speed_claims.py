@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from marsbench.findings.claims import ABSTRACT, POINTS, TIMES, TOKENS, Claim, Section
 from marsbench.findings.in_words import signed_number, with_interval
-from marsbench.findings.sweep import SweepCells, on_sweep, over, printed_ratio, speed_ratio, speed_up
+from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, speed_ratio, speed_up
 from marsbench.paper import published
-from marsbench.racing.grid import called
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import SweepRow
 from marsbench.statistics.decisions import Bound
@@ -26,9 +25,8 @@ class Pairing(NamedTuple):
     draft: str  # the paper's name of it
     target: str
 
-    def row(self, sweep: SweepCells, batch_size: int, *, compiled: bool = False) -> SweepRow | None:
-        name = f"speculative, {self.words}"
-        return sweep.done.get((called(name, compiled), batch_size))
+    def row(self, sweep: SweepCells, batch_size: int) -> SweepRow | None:
+        return sweep.done.get((f"speculative, {self.words}", batch_size))
 
     def published(self, scale: str = PAPERS_SCALE) -> dict[str, float]:
         rows = published("6", scale=scale, draft=self.draft, target=self.target)
@@ -268,21 +266,24 @@ def published5(batch_size: int, method: str = "mars-block-cache", scale: str = P
 
 
 def table6(sweep: SweepCells) -> dict[str, str]:
+    head = [
+        "",
+        "tokens/target forward",
+        "ms/round",
+        "tokens/s over `ar`",
+        "over AR SFT by AR SFT",
+        "points gained [95 %]",
+    ]
     parts = []
     for size in sweep.batch_sizes:
-        for compiled in (False, True):
-            known = [(line, row) for line in TABLE6 if (row := line.row(sweep, size, compiled=compiled))]
-            lines = []
-            for line, row in known:
-                gained = sweep.gain(row, sweep.done.get((AR_SFT, size)))
-                tokens, round_ms = f"{row.tokens_per_forward:.2f}", f"{row.ms_per_forward:.2f}"
-                ratio = f"{row.tokens_per_second / known[0][1].tokens_per_second:.2f}"
-                points = with_interval(gained, 1, signed=True) if gained else ""
-                lines.append([line.words, tokens, round_ms, printed_ratio(speed_up(row)), ratio, points])
-            if lines:
-                head = ["", "tokens/target forward", "ms/round", f"tokens/s {over(compiled)}"]
-                head += ["over AR SFT by AR SFT", "points gained [95 %]"]
-                parts += [f"Batch size {size}{', compiled' if compiled else ''}:", table(head, lines)]
+        known = [(line, row) for line in TABLE6 if (row := line.row(sweep, size))]
+        lines = []
+        for line, row in known:
+            gained = sweep.gain(row, sweep.done.get((AR_SFT, size)))
+            numbers = [f"{row.tokens_per_forward:.2f}", f"{row.ms_per_forward:.2f}", printed_ratio(speed_up(row))]
+            ratio = f"{row.tokens_per_second / known[0][1].tokens_per_second:.2f}"
+            lines.append([line.words, *numbers, ratio, with_interval(gained, 1, signed=True) if gained else ""])
+        parts += [f"Batch size {size}:", table([*head, "points gained [95 %]"], lines)] if lines else []
     return {"table6": paragraphs(*parts), "published6": _published6() if parts else ""}
 
 
