@@ -409,7 +409,7 @@ def test_what_fits_no_model_is_refused(made: Path, parent: Path, micro_checkpoin
     record = json.loads((unknown / records.RECORD).read_text())
     record["recipe"]["head"] = "tree"
     (unknown / records.RECORD).write_text(json.dumps(record))
-    with pytest.raises(UserError, match="unknown kind of draft head 'tree'"):
+    with pytest.raises(UserError, match="the tree draft head cannot be loaded: 'tree'"):
         load(parent, adapter=unknown)
     with pytest.raises(UserError, match="stand among tokens"):
         fit("block-diffusion", load(made))

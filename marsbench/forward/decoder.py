@@ -81,6 +81,8 @@ class LeanDecoder:
         self._beside: tuple[object, ...] = ()  # what the maps were laid out for
         self._laid = 0  # how often they were
         self._cos = self._sin = torch.empty(0)
+        self._frequencies: Tensor | None = None
+        self._turned_by: tuple[object, ...] = ()  # what the table was made for
 
     @property
     def is_bare(self) -> bool:
@@ -118,7 +120,11 @@ class LeanDecoder:
             self._beside, self._laid = beside, self._laid + 1
         sizes = like.shape[1], self._layers[0].down.weights[0].shape[1]
         self._is_native = is_packed and is_for(self._shape, sizes)
-        self._cos = self._sin = torch.empty(0)
+        frequencies = self._rotary._buffers["inv_freq"]
+        turned_by = (None if frequencies.is_inference() else frequencies._version, like.dtype, like.device)
+        if frequencies is not self._frequencies or turned_by != self._turned_by:
+            self._cos = self._sin = torch.empty(0)
+            self._frequencies, self._turned_by = frequencies, turned_by
 
     def __call__(self, cache: RaggedCache, window: Window, relative: Tensor) -> Answer:
         rows, width = window.input_ids.shape
