@@ -14,7 +14,10 @@ METRICS: tuple[str, ...] = get_args(Metric)
 
 
 def confidence(logits: Tensor, metric: Metric) -> Tensor:
-    """How sure the model is by logits [..., V], fp32 [...]: top probability, margin to the second, or minus entropy."""
+    """How sure the model is by logits [..., V] of any dtype, fp32 [...]: the higher the surer.
+
+    `probability` is of the top token, `margin` between the two top probabilities, `entropy` in nats, negated.
+    """
     if metric == "probability" and _by_sums(logits):
         top = logits.amax(-1, keepdim=True).float()
         return (logits - top).exp_().sum(-1).reciprocal_()
@@ -34,7 +37,10 @@ def _by_sums(logits: Tensor) -> bool:
 
 
 def bar(threshold: float | None, metric: Metric | None, method: str = "") -> float:
-    """The confidence that a threshold asks for (no more entropy than it); `UserError` for one that cannot be used."""
+    """The confidence that a threshold asks for: at least so much, or no more entropy; None can never be passed.
+
+    `UserError` for a threshold out of range, and for any where there is no metric: such a `method` compares none.
+    """
     if metric is not None and metric not in METRICS:
         raise unknown_name("confidence metric", metric, list(METRICS))
     if threshold is None:

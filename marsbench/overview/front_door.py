@@ -24,6 +24,7 @@ from marsbench.studies.speedup import same_as_sft
 
 BEGIN, END = "<!-- rendered by marsbench report: begin -->", "<!-- rendered by marsbench report: end -->"
 SPEED, REAL = "speedup", "135m"  # a study; the scale of the real model
+_LONGER = "longer", "longer-matches"
 # Page and name of the claims on small models that the first screen shows, with their words there.
 _TOY = {
     ("table2", "matches-ar-sft"): "Toy: one token per pass, accuracy against AR fine-tuning",
@@ -31,7 +32,7 @@ _TOY = {
     ("table4", "level"): "Toy: tau = .95, accuracy against AR fine-tuning",
     ("speedup", "cache-faster"): "Toy: tau = .95 with the paper's cache, speed over our AR, batch 4",
     ("speedup", "best-verified"): "Toy: verified MARS (ours), speed over our AR, batch 1",
-    ("longer", "longer-matches"): "Toy, 4 times the training: one token per pass, accuracy against AR trained as long",
+    _LONGER: "Toy, 4 times the training: one token per pass, accuracy against AR trained as long",
 }
 STEM = "figures/claims"
 CAPTION = "A dozen claims: the paper's number and ours with its 95 % interval"
@@ -65,7 +66,7 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
     where = [f"{what} on {which}" for what, which in (("the toy", toys), ("the real model", real_models)) if which]
     slots = {
         "holds": f"In part. Of the paper's claims, in the toy: {papers} ([each of them](reports/index.md)).",
-        "both": _threshold_costs(findings.get(("table4", "level")), cost),
+        "both": _threshold_costs(findings.get(("table4", "level")), findings.get(_LONGER), cost),
         "faster": _faster(ratios) or "Not measured.",
         "here": _here(rows),
         "cpu": "".join(map(in_brief, real.of("real-model")[:1])),
@@ -79,11 +80,13 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
     return {file: "\n".join([before + BEGIN, *filled(__package__, "front_door.md", slots), END + after])}
 
 
-def _threshold_costs(toy: Finding | None, real: Finding) -> str:
+def _threshold_costs(toy: Finding | None, longer: Finding | None, real: Finding) -> str:
     if real.estimate is None or toy is None or toy.estimate is None:
         return ""
+    trained = dict(longer.beside)["at tau = .95"].number if longer and longer.estimate else "not measured"
     return (
-        f"At tau = .95 accuracy changes by {toy.number} points in the toy (against AR fine-tuning), and by "
+        f"At tau = .95 accuracy changes by {toy.number} points in the toy (against AR fine-tuning; with 4 times the "
+        f"training of both, by {trained}), and by "
         f"{real.number} points of IFEval on a real model (against one token): no loss that can be seen."
     )
 
@@ -153,7 +156,7 @@ def _toy(findings: Mapping[tuple[str, str], Finding], sweep: SweepCells) -> Iter
     same = f"; {alike[0]} of {alike[1]} answers are those of AR SFT" if alike else ""
     for key, words in _TOY.items():
         if (one := findings.get(key)) and one.estimate is not None:
-            shown = said.measured(one) if key[0] in (SPEED, "longer") else one.found
+            shown = said.measured(one) if key[0] in (SPEED, _LONGER[0]) else one.found
             shown += same if key[1] == "best-verified" else ""
             yield [words, said.published(one.claim) or "-", shown, said.counted(one)]
 
