@@ -22,7 +22,9 @@ from marsbench.racing import step_time
 
 GOLDEN = Path(__file__).parent / "golden"
 
-torch.set_num_threads(1)  # several test processes, none spinning in another's way
+# Several test processes, and none spinning in another's way, nor what it starts.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 quieten_libraries()
 
 step_time._READ_BYTES = 2**24  # how fast memory is, no test asks

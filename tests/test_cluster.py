@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -145,7 +146,10 @@ def test_a_page_made_by_a_cluster_is_the_page(two: Cluster, tmp_path: Path, micr
     made = []
     for executor in (Here(tmp_path / "logs"), two):
         run = run_in(tmp_path / type(executor).__name__, micro_checkpoints, **asked)
-        rows = carry_out([study_of("table9")], run, executor)["table9"]
+        table9 = study_of("table9")
+        assert table9.plan is not None
+        few = replace(table9, plan=replace(table9.plan, lines=table9.plan.lines[:1]))
+        rows = carry_out([few], run, executor)["table9"]
         assert isinstance(rows, list)
         made.append(rows)
         assert len(run.workspace.row_file.read_text().splitlines()) == len(run.store.rows())
