@@ -32,7 +32,7 @@ _WORDS = {
     "discrepancies": "What difference it makes where paper and released code differ.",
     "gains": "Where the gain comes from: rivals at equal accuracy.",
     "lengths": "Questions no longer than those of training, asked of Table 2's lines.",
-    "longer": "AR SFT and MARS trained four times as long as for the tables; three seeds are shipped.",
+    "longer": "AR SFT and MARS trained four times as long as for the tables; those of seed 0 are shipped.",
     "adapter": "A gated adapter beside MARS: accuracy and tokens per forward pass.",
     "alignment": "Table 3 in the alignment of the paper's equations.",
     "curves": "More training and other sizes, measured on the checkpoints that are there.",
