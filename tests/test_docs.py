@@ -15,9 +15,9 @@ import pytest
 import typer.main
 from made_up import nox_sessions
 
-import marsbench
 from marsbench.cli import app
 from marsbench.evaluation.benchmarks import benchmarks
+from marsbench.files import PACKAGE
 from marsbench.methods import METHODS
 from marsbench.presets import preset
 from marsbench.studies import items
@@ -30,8 +30,7 @@ LOCAL = re.compile(r"/reports/(micro|[^/]+/[^/]*seed\d+)/")  # pages that are no
 PAGES = [*GUIDES, *(page for page in sorted((ROOT / "reports").rglob("*.md")) if not LOCAL.search(page.as_posix()))]
 BLOCK = re.compile(r"^ *(?P<fence>`{3,}|~{3,}) *(?P<language>[\w-]*)\n(?P<code>.*?)^ *(?P=fence) *$", re.M | re.S)
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\]\([^)]*\))*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
-SESSION_COMMANDS = {"speedup-sweep": ["sweep"], "report": ["report"], "reproduce": ["reproduce"]}  # and reproduce-NAME
-each_guide = pytest.mark.parametrize("guide", GUIDES, ids=lambda page: str(page.relative_to(ROOT)))
+PROGRAM: Any = typer.main.get_command(app)
 
 
 @cache
@@ -43,15 +42,26 @@ def parted(page: Path) -> tuple[str, list[tuple[str, str]]]:
     return prose, [(block["language"], dedent(block["code"])) for block in BLOCK.finditer(text)]
 
 
-def test_the_readme_is_short_and_the_tree_is_whole() -> None:
-    """Guards against a long front door, marks the renderer misses, rooms missing or gone, a search that finds none."""
+def test_the_readme_is_short() -> None:
+    """Guards against a long front door, marks that the renderer misses, and a search that finds no commands."""
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120
     assert re.findall(r"^<!-- rendered by marsbench report: (\w+) -->$", text, re.M) == ["begin", "end"]
-    rooms = Counter(folder.parent.name for folder in Path(marsbench.__file__).parent.glob("*/__init__.py"))
-    (tree,) = (code for _, code in parted(ROOT / "CONTRIBUTING.md")[1] if code.startswith("marsbench/"))
-    assert Counter(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE)) == rooms
     assert sum(len(typed(guide)) for guide in GUIDES) > 20
+
+
+def test_contributing_names_what_the_code_has() -> None:
+    """Guards against a room missing in its tree, and routes to a file, class or function that was moved or renamed."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rooms = sorted(folder.parent.name for folder in PACKAGE.glob("*/__init__.py"))
+    assert sorted(re.findall(r"^  (\w+)/ ", text, re.MULTILINE)) == rooms
+    code = {file.relative_to(PACKAGE).as_posix(): file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py")}
+    code[""] = "\n".join(code.values())  # where a class or a function() is named without its file
+    spans = re.findall(r"`(?!tests/|marsbench/|MARSBENCH_)(?:([a-z_/]+\.py):?)?([\w.]*)(\(\))?`", text)
+    named = [(at, part) for at, name, call in spans if at or call or name != name.lower() for part in name.split(".")]
+    defined = r"(?:def|class|as|import(?: .*,)?) {0}\b|^ *{0}\b.* = "
+    assert len(named) > 40
+    assert not [name for name in named if not re.search(defined.format(name[1]), code.get(name[0], ""), re.MULTILINE)]
 
 
 # ---- links
@@ -70,14 +80,11 @@ def anchors(page: Path) -> frozenset[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     """Guards against links and images to files that were moved, and anchors of headings that were renamed."""
-    broken = []
     for link in LINK.findall(re.sub(r"(`+)(?:(?!\1).)+\1", "", parted(page)[0])):
         file, _, anchor = unquote(link).partition("#")
         target = (page.parent / file).resolve() if file else page
-        is_here = not re.match(r"[a-z][a-z+.-]*:", link)  # no http:, no mailto:
-        if is_here and (not target.exists() or (anchor and anchor not in anchors(target))):
-            broken.append(link)
-    assert not broken
+        if not re.match(r"[a-z][a-z+.-]*:", link):  # no http:, no mailto:
+            assert target.exists() and (not anchor or anchor in anchors(target)), link
 
 
 # ---- commands
@@ -100,11 +107,9 @@ def marsbench_words(text: str) -> Iterator[list[str]]:
         if words[0] == "marsbench":
             yield words[1:]
         elif words[:2] == ["nox", "-s"] and len(words) > 2:
-            session, passed = words[2], words[4:] if words[3:4] == ["--"] else []
-            if session.startswith("reproduce-"):
-                yield ["reproduce", session.removeprefix("reproduce-"), *passed]
-            elif session in SESSION_COMMANDS:
-                yield [*SESSION_COMMANDS[session], *passed]
+            command, *page = words[2].replace("speedup-sweep", "sweep").split("-", 1)
+            if command in ("sweep", "report", "reproduce"):
+                yield [command, *page, *(words[4:] if words[3:4] == ["--"] else [])]
         else:
             yield from (words[at + 2 :] for at, pair in enumerate(pairwise(words)) if pair == ("-m", "marsbench"))
 
@@ -118,10 +123,9 @@ def typed(guide: Path) -> list[list[str]]:
 
 def complaint(words: list[str]) -> str:
     """What the command line says against a command, "" if nothing."""
-    program: Any = typer.main.get_command(app)
     try:
-        with program.make_context("marsbench", list(words)) as context:
-            name, command, rest = program.resolve_command(context, list(words))
+        with PROGRAM.make_context("marsbench", list(words)) as context:
+            name, command, rest = PROGRAM.resolve_command(context, list(words))
             with command.make_context(name, rest, parent=context) as own:
                 check_names({**own.params, "command": name})
     except Exception as error:  # a usage error of whichever click typer brings along, or a `UserError`
@@ -141,19 +145,17 @@ def check_names(values: dict[str, Any]) -> None:
     list(map(stage, given("stage")))
     benchmarks([*given("benchmark"), *given("benchmarks")])
     pages = {page for page in given("what") if values["command"] == "reproduce"}
-    unknown = [*(pages - {"all", *[item.key for item in items()]}), *(set(given("method")) - METHODS.keys())]
-    assert not unknown, unknown
+    assert not [*(pages - {"all", *[item.key for item in items()]}), *(set(given("method")) - METHODS.keys())]
 
 
-@each_guide
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_guide_tells_to_type_is_there(guide: Path) -> None:
     """Guards against commands, options and values that are refused, files and sessions that moved, broken code."""
     assert not {" ".join(words): said for words in typed(guide) if (said := complaint(words))}
-    program: Any = typer.main.get_command(app)
     spans = re.findall(r"(?<!`)`((?:marsbench|nox -s|accelerate launch) [^`\n]+)`(?!`)", parted(guide)[0])
     for words in (words for span in spans for words in marsbench_words(span)):
         if words and not words[0].startswith("-"):
-            known = {option for parameter in program.commands[words[0]].params for option in parameter.opts}
+            known = {option for parameter in PROGRAM.commands[words[0]].params for option in parameter.opts}
             assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known | {"--help"}, words
     text = guide.read_text(encoding="utf-8")
     files = set(re.findall(r"(?<![\w/.])(?:marsbench|docs|tests|\.github)/[\w./-]+\.(?:ya?ml|py|md|jsonl)\b", text))
