@@ -34,7 +34,7 @@ from marsbench.racing.grid import BASELINES, Grid, read_grid
 from marsbench.racing.race import Race, RoundLog
 from marsbench.rows.kinds import SweepRow
 from marsbench.rows.workspace import Workspace
-from marsbench.running.cells import Cells
+from marsbench.running.cells import CellRunner
 from marsbench.running.plans import Asked
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded
@@ -99,7 +99,7 @@ def test_compiling_makes_no_other_cell(made: Steps, output: Path) -> None:
     invoke(*asked, "--compile")
     assert made
     cells, one = (
-        Cells(Run(preset("micro"), Workspace(output, "micro"))),
+        CellRunner(Run(preset("micro"), Workspace(output, "micro"))),
         Asked(Line.raced("ar", "mars", "ar"), "mini_bbh", 1),
     )
     exact, half = ({cells._key(one, "", None, dtype, how) for how in BOTH} for dtype in ("float32", "bfloat16"))

@@ -20,7 +20,7 @@ from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR
 from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, TrainingRow
 from marsbench.rows.workspace import Workspace
-from marsbench.running.cells import Cells
+from marsbench.running.cells import CellRunner
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.plans import Asked, TablePlan
 from marsbench.running.run import Run
@@ -129,7 +129,7 @@ def test_a_line_with_a_draft_model_loads_it_and_depends_on_it(run: Run) -> None:
     checkpoints, kept = Checkpoints(run), run.store.rows()
     plan, (target, draft_stage) = speculative("draft_ar_sft"), speculative("draft_ar_sft").stages
     loaded, other = checkpoints.load(target), replace(checkpoints.load(draft_stage), weights="another")
-    assert Cells(run).cell(Asked(plan.lines[1], "mini_gsm8k", None), loaded, other).key not in kept, (
+    assert CellRunner(run).cell(Asked(plan.lines[1], "mini_gsm8k", None), loaded, other).key not in kept, (
         "other weights, another cell"
     )
 
@@ -138,7 +138,7 @@ def test_a_scale_without_draft_models_says_how_to_name_one(tmp_path: Path) -> No
     """Guards against a table of the paper's scales that one missing draft ends, or that tries to train it."""
     big = Checkpoints(Run(preset("7b").with_checkpoints([], train_all=True), Workspace(tmp_path, "7b")))
     draft = TrainedStage("draft_ar_sft", None)
-    assert not big.trains(draft)
+    assert not big.is_to_train(draft)
     assert "--checkpoint draft_ar_sft=..." in big.missing(draft)
     with_draft = preset("7b").with_checkpoints(["draft_ar_sft=some/draft"])
     named = Checkpoints(Run(with_draft, Workspace(tmp_path, "7b")))

@@ -529,7 +529,7 @@ def test_what_is_shipped_for_a_seed_is_of_that_seed(shipping: Preset, micro_chec
     of_three, of_four = shipping.of_seed(3), shipping.of_seed(4)
     assert of_four == shipping and of_three.published["base"] == shipping.published["base"]
     assert Path(of(of_three, tmp_path).path(mars)).parts[-3:] == ("micro", "seed3", "mars")
-    assert not of(of_three, tmp_path).trains(mars) and of(of_four, tmp_path).trains(mars)
+    assert not of(of_three, tmp_path).is_to_train(mars) and of(of_four, tmp_path).is_to_train(mars)
     assert of_three.with_checkpoints(["mars=elsewhere"]).ready_checkpoint(*mars) == "elsewhere"
     assert of_three.with_checkpoints([], train_all=True).ready_checkpoint(*mars) is None
 

@@ -14,7 +14,7 @@ from marsbench.presets import preset
 from marsbench.rows.kinds import ServingRow
 from marsbench.rows.workspace import Workspace, read_rows
 from marsbench.running.run import Run
-from marsbench.studies.serving import STUDY, Cells, policies, typical
+from marsbench.studies.serving import STUDY, LoadCells, policies, typical
 from marsbench.studies.serving.load import Heard, read_answer
 from marsbench.studies.serving.measuring import Targets, arrivals, serving_rows, summed
 
@@ -51,7 +51,7 @@ def test_numbers_of_a_lap() -> None:
     assert 20 < found.value < 80 and 0 < found.interval.low < found.value < found.interval.high
     assert typical([0.0, 20.0, 60.0]).interval.low >= 0
     assert typical([3.0]).interval.low == 0 and typical([2.0, 2.0]).interval.high == pytest.approx(2.0)
-    cells = Cells.of(made_up(name, "together", 1.0, 0, 1.0) for name in (policies.AR.name, policies.VERIFIED.name))
+    cells = LoadCells.of(made_up(name, "together", 1.0, 0, 1.0) for name in (policies.AR.name, policies.VERIFIED.name))
     assert cells.same_answers() == (2, 2)
     cells[policies.VERIFIED.name, "together", 1.0] = [
         made_up(policies.VERIFIED.name, "together", 1.0, 0, 1.0, answers=["a", "c", "d"])
@@ -151,7 +151,7 @@ def test_the_study_runs_and_resumes(micro_checkpoints: Path, tmp_path: Path, mon
     served, bare = (by_cell[policies.AR.name, shape, float(policies.AT_ONCE)] for shape in ("together", "engine"))
     assert (served.answers, served.emitted, served.right) == (bare.answers, bare.emitted, bare.right)
     assert served.forwards == bare.forwards
-    same, asked = Cells.of(rows).same_answers()
+    same, asked = LoadCells.of(rows).same_answers()
     assert same == asked > 12
     known = len(read_rows(run.workspace.row_file))
     monkeypatch.setattr("marsbench.studies.serving.measuring._serving", None)  # nothing is left to be asked

@@ -33,7 +33,7 @@ from marsbench.locks import locked
 from marsbench.presets import preset
 from marsbench.rows.kinds import SCHEMA, AnyRow, EvaluationRow, StepCostRow, TrainingRow, to_json
 from marsbench.rows.workspace import RowStore, Workspace, full_disk_explained, read_rows, rows_text
-from marsbench.running.cells import Cells
+from marsbench.running.cells import CellRunner
 from marsbench.running.plans import Asked
 from marsbench.running.run import Run
 from marsbench.studies import studies
@@ -172,7 +172,7 @@ def test_committed_cells_and_checkpoints_are_found_again(
         if isinstance(row, EvaluationRow) and row.status == "done":
             arm = arms[row.arm]
             draft = trained[arm.draft] if arm.draft else None
-            assert row.key == Cells(run)._key(Asked(arm, row.benchmark, plan.questions), row.checkpoint, draft)
+            assert row.key == CellRunner(run)._key(Asked(arm, row.benchmark, plan.questions), row.checkpoint, draft)
             checked += 1
     assert checked >= 6
 

@@ -31,7 +31,7 @@ from marsbench.progress import Bar, Reporter
 from marsbench.rows.kinds import EvaluationRow, Row, TrainingRow
 from marsbench.rows.workspace import Workspace
 from marsbench.running import graph
-from marsbench.running.cells import Cells
+from marsbench.running.cells import CellRunner
 from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.graph import AnswerTask, Known, RunTask, TrainTask
 from marsbench.running.run import Run
@@ -283,7 +283,7 @@ def test_a_page_made_of_pieces_is_the_page(
     trained = ["training-mars-b8", "training-mars-b16"]
     answered = [f"answering-{name}-1" for name in ("ar_sft", "mars-b4", "mars-b8", "mars-b16")]
     assert sorted(here.done) == sorted([*trained, *answered])
-    monkeypatch.setattr(Cells, "cell", None)  # nothing is left to measure, to load or to start
+    monkeypatch.setattr(CellRunner, "cell", None)  # nothing is left to measure, to load or to start
     monkeypatch.setattr(checkpoints, "load", None)
     again = Here(tmp_path / "logs")
     run = Run(preset("micro"), Workspace(tmp_path / "pieces", "micro"), benchmarks=("mini_gsm8k",), limit=4)

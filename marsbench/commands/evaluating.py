@@ -42,7 +42,7 @@ def eval_(
     shared.use_packing(decoding.pack)
     from marsbench.line import Line
     from marsbench.rows.workspace import full_disk_explained
-    from marsbench.running.cells import Cells
+    from marsbench.running.cells import CellRunner
     from marsbench.running.plans import Asked
 
     who, method = Path(start.adapter or start.whose or start.own_stage).name, decoding.method
@@ -54,7 +54,11 @@ def eval_(
         run.exam(name)
     results = []
     with full_disk_explained(run.workspace.runs):
-        draft, loaded, cells = shared.load_draft(decoding, run.reporter), start.loaded(run, decoding.dtype), Cells(run)
+        draft, loaded, cells = (
+            shared.load_draft(decoding, run.reporter),
+            start.loaded(run, decoding.dtype),
+            CellRunner(run),
+        )
         for name in names:
             row = cells.cell(Asked(line, name, None), loaded, draft)
             results.append(_as_plain(row, run.workspace.answers(row.key)))

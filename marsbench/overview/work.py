@@ -77,18 +77,18 @@ def _tasks_of_page(study: Study, scale: Preset, known: Known, before: Sequence[R
     ]  # fmt: skip
 
 
-class FromRun(Known):
+class RunState(Known):
     """What a run has, what its tasks have made, and the rows of pages that come of both."""
 
     def __init__(self, run: Run) -> None:
-        from marsbench.running.cells import Cells
+        from marsbench.running.cells import CellRunner
         from marsbench.running.checkpoints import Checkpoints
 
         super().__init__(run.scale)
         # Place of a cell -> its row; what could not be made, or measured here -> why.
         self._answers, self._failures, self._missing = dict[str, EvaluationRow](), dict[str, str](), dict[str, str]()
         self.run = replace(run, failures=self._failures)
-        self._cells, self._checkpoints = Cells(self.run), Checkpoints(self.run)
+        self._cells, self._checkpoints = CellRunner(self.run), Checkpoints(self.run)
 
     def is_trained(self, trained: TrainedStage) -> bool:
         return self._checkpoints.record(trained) is not None
@@ -119,7 +119,7 @@ class FromRun(Known):
             return error
         rows: list[Row] = [row for part in parts for row in part.value.page]
         if study.plans:
-            trained = self._checkpoints.trained(study.shows(self.run.scale))
+            trained = self._checkpoints.rows(study.shows(self.run.scale))
             rows = [*trained, *rows, *map(self._answer, _cells(study, self))]
         return list({row.key: row for row in rows}.values())  # races name the trainings that all of them need
 
@@ -140,7 +140,7 @@ def carry_out(
     wanted: Sequence[Study], run: Run, executor: Executor, *, quick: bool = False
 ) -> dict[str, list[Row] | UserError]:
     """Do all that some studies lack: key of each -> all rows of its page, or why there are none."""
-    known = FromRun(run)
+    known = RunState(run)
     refused = {study.key: said for study in wanted if (said := _refusal(study, known.run, quick)) is not None}
     wanted = [study for study in wanted if study.key not in refused]
     if not wanted:
@@ -180,7 +180,7 @@ def shown(running: Iterable[Ended], tasks: Sequence[RunTask], run: Run) -> Itera
 def _refusal(study: Study, run: Run, quick: bool) -> list[Row] | UserError | None:
     """What a study that cannot be measured says at once, so that nothing is trained for it in vain; else None."""
     from marsbench.racing.sweep import Sweep
-    from marsbench.running.cells import Cells
+    from marsbench.running.cells import CellRunner
 
     try:
         if study.grid is not None:
@@ -193,7 +193,7 @@ def _refusal(study: Study, run: Run, quick: bool) -> list[Row] | UserError | Non
         return None
     for asked, reason in zip(cells, reasons, strict=True):
         run.reporter.say_once(f"{asked.benchmark}: skipped ({reason})")
-    return [Cells(run).without(asked, reason) for asked, reason in zip(cells, reasons, strict=True)]
+    return [CellRunner(run).without(asked, reason) for asked, reason in zip(cells, reasons, strict=True)]
 
 
 def executor_of(run: Run, *, jobs: int | None = None, cluster: str | None = None) -> Executor:

@@ -145,7 +145,7 @@ class Course:
         per_benchmark(grid.prompts, self.benchmarks)  # refuses what cannot be shared, before anything is trained
 
     def trainings(self) -> list[TrainingRow]:
-        return self._checkpoints.trained(self.grid.checkpoints, now=True)
+        return self._checkpoints.rows(self.grid.checkpoints, now=True)
 
     def _checkpoint(self, stage: str, block_size: int, dtype: torch.dtype) -> Loaded:
         trained = TrainedStage.of(stage, block_size)

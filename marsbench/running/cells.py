@@ -19,7 +19,7 @@ from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded
 
 
-class Cells:
+class CellRunner:
     def __init__(self, run: Run) -> None:
         self._run, self._checkpoints = run, Checkpoints(run)
 

@@ -49,7 +49,7 @@ class Checkpoints:
         another = self._scale.ready_checkpoint(*trained) or drafts_from_afar(trained, self._scale)
         return None if another else self.record(trained)
 
-    def trains(self, trained: TrainedStage) -> bool:
+    def is_to_train(self, trained: TrainedStage) -> bool:
         """Whether a table is to train a stage, or finds it trained."""
         failed = trained.place in self._run.failures
         return not failed and (is_ours(trained, self._scale) or self.own(trained) is not None)
@@ -58,7 +58,7 @@ class Checkpoints:
         """Why a stage has no checkpoint and what to do about it; empty where it has one or trains it."""
         if failed := self._run.failures.get(trained.place, ""):
             return failed
-        if self._scale.ready_checkpoint(*trained) is not None or self.trains(trained):
+        if self._scale.ready_checkpoint(*trained) is not None or self.is_to_train(trained):
             return ""
         name, size = trained
         option, suffix = ("", "") if size is None else (f" --block-size {size}", f"-b{size}")
@@ -109,9 +109,9 @@ class Checkpoints:
 
     # ---- trained ----
 
-    def trained(self, wanted: Iterable[TrainedStage], *, now: bool = False) -> list[TrainingRow]:
+    def rows(self, wanted: Iterable[TrainedStage], *, now: bool = False) -> list[TrainingRow]:
         """Those of some checkpoints that this run trains, parents first: all, trained `now`, or those there are."""
-        ours = parents_first([each for each in wanted if self.trains(each)], self._scale)
+        ours = parents_first([each for each in wanted if self.is_to_train(each)], self._scale)
         if now:
             return [self.train(self.recipe(each)) for each in ours]
         there = [(self.recipe(each), self.record(each)) for each in ours]

@@ -118,14 +118,14 @@ class AnswerTask(RunTask):
 
     def do(self, run: Run) -> Made:
         """Answer cell by cell; one that fails does not keep the others from being answered."""
-        from marsbench.running.cells import Cells
+        from marsbench.running.cells import CellRunner
         from marsbench.running.checkpoints import Checkpoints
 
         try:
             loaded = Checkpoints(run).of_line(self.cells[0].line)
         except Unavailable as error:
             return Made(missing={asked.place: error.reason for asked in self.cells})
-        cells, failures, missing = Cells(run), dict[str, str](), dict[str, str]()
+        cells, failures, missing = CellRunner(run), dict[str, str](), dict[str, str]()
         answers: dict[str, EvaluationRow] = {}
         for number, asked in zip(self.numbers, self.cells, strict=True):
             if asked.place in run.failures:

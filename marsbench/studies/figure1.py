@@ -75,10 +75,10 @@ def _row(run: "Run", line: Line, question: str) -> GenerationRow:
 
 
 def _answered(run: "Run", line: Line, loaded: "Loaded", question: str) -> dict[str, Any]:
-    from marsbench.running.cells import Cells
+    from marsbench.running.cells import CellRunner
     from marsbench.show import answer, token_texts
 
-    generation = answer(Cells(run).answering(line, loaded), question, run.scale.max_new_tokens)
+    generation = answer(CellRunner(run).answering(line, loaded), question, run.scale.max_new_tokens)
     run.reporter.say(f"{line.label}: {generation.tokens_per_forward:.2f} tokens/forward")
     return {
         **line.identity, "question": question, "texts": token_texts(generation.tokens, loaded.tokenizer),

@@ -21,11 +21,11 @@ from marsbench.studies.serving.policies import AR, AT_ONCE, BY_ROWS, FAST, FEW, 
 from marsbench.studies.study import Study, measured_by
 
 
-class Cells(dict[tuple[str, str, float], list[ServingRow]]):
+class LoadCells(dict[tuple[str, str, float], list[ServingRow]]):
     """A policy's name, a shape and a load -> the laps of that cell, repeat by repeat."""
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> "Cells":
+    def of(cls, rows: Iterable[Row]) -> "LoadCells":
         """Those of some rows by the policies of the page; of a lap that was measured twice, the last counts."""
         laps: dict[tuple[str, str, float], dict[int, ServingRow]] = {}
         for row in rows:
@@ -102,7 +102,7 @@ def typical(values: Sequence[float]) -> Estimate:
 
 
 def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
-    cells = Cells.of(rows)
+    cells = LoadCells.of(rows)
     laps = [*chain.from_iterable(cells.values())]
     full, last, lost = cells.full, laps[-1], sum(row.requests - row.answered for row in laps)
     same, asked = cells.same_answers()
@@ -129,7 +129,7 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     }
 
 
-def _right(cells: Cells) -> str:
+def _right(cells: LoadCells) -> str:
     fast, ar = (accuracy(cells.laps(policy, "together", cells.full)) for policy in (FAST, AR))
     if fast is None or ar is None:
         return ""
@@ -147,7 +147,7 @@ def _said(ratio: Estimate | None) -> str:
 
 def _ratio(one: Policy, other: Policy, count: int, rows: Sequence[Row]) -> Measured:
     """With so many requests in flight; 0 is a full server."""
-    cells = Cells.of(rows)
+    cells = LoadCells.of(rows)
     return Measured(cells.ratio(one, other, count or cells.full))
 
 
@@ -168,7 +168,7 @@ CLAIMS = (
 # ---- tables ----
 
 
-def _few(cells: Cells) -> str:
+def _few(cells: LoadCells) -> str:
     lines = []
     for count, policy in product(FEW, (AR, BY_ROWS)):
         if rows := cells.laps(policy, "together", count):
@@ -183,7 +183,7 @@ def _few(cells: Cells) -> str:
     return table(head, lines, text=(1,))
 
 
-def _carried(cells: Cells) -> str:
+def _carried(cells: LoadCells) -> str:
     if not cells.full:
         return ""
     lines = []
@@ -209,7 +209,7 @@ def _share(rows: Sequence[ServingRow]) -> str:
     return "n/a" if share is None else f"{share:.1f}"
 
 
-def _http(cells: Cells) -> str:
+def _http(cells: LoadCells) -> str:
     bare, served = (cells.laps(AR, shape, AT_ONCE) for shape in ("engine", "together"))
     if not (bare and served):
         return ""
@@ -219,7 +219,7 @@ def _http(cells: Cells) -> str:
     return table(head, [[AR.name, _rate(bare), _rate(served), _said(part)]])
 
 
-def _by_load(cells: Cells) -> str:
+def _by_load(cells: LoadCells) -> str:
     head = ["load", "", "first token", "per token", "whole answer", "good/s", "tokens/s", "right, %", "lag"]
     lines = [
         [
