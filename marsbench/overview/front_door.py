@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from marsbench.findings.cells import PUBLISHED_SCALES, latest_stages, same_answers
-from marsbench.findings.claims import POINTS, TIMES, TOKENS, Finding, Judged, number
+from marsbench.findings.claims import POINTS, TIMES, TOKENS, Finding, Judged
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import machines, with_interval
 from marsbench.findings.sweep import SweepCells, printed_ratio, speed_up
@@ -16,6 +16,7 @@ from marsbench.rendering.figures import Labelled, exactly, labelled_figure
 from marsbench.rendering.markdown import filled, table
 from marsbench.rows.kinds import Row
 from marsbench.statistics.intervals import Estimate
+from marsbench.studies import longer
 from marsbench.studies import mars_on_gpu as on_gpu
 from marsbench.studies.curves import in_brief as more_steps
 from marsbench.studies.gains import in_brief as rivals
@@ -24,16 +25,26 @@ from marsbench.studies.speedup import same_as_sft
 
 BEGIN, END = "<!-- rendered by marsbench report: begin -->", "<!-- rendered by marsbench report: end -->"
 SPEED, REAL = "speedup", "135m"  # a study; the scale of the real model
-_LONGER = "longer", "longer-matches"
-# Page and name of the claims on small models that the first screen shows, with their words there.
-_TOY = {
-    ("table2", "matches-ar-sft"): "Toy: one token per pass, accuracy against AR fine-tuning",
-    ("table4", "several-tokens"): "Toy: tau = .95, tokens per pass",
-    ("table4", "level"): "Toy: tau = .95, accuracy against AR fine-tuning",
-    ("speedup", "cache-faster"): "Toy: tau = .95 with the paper's cache, speed over our AR, batch 4",
-    ("speedup", "best-verified"): "Toy: verified MARS (ours), speed over our AR, batch 1",
-    _LONGER: "Toy, 4 times the training: one token per pass, accuracy against AR trained as long",
-}
+_ONE, _TOKENS, _LEVEL = ("table2", "matches-ar-sft"), ("table4", "several-tokens"), ("table4", "level")
+_CACHE, _FASTER, _VERIFIED = (SPEED, "cache-faster"), (SPEED, "mars-95"), (SPEED, "best-verified")
+_TAUGHT, _RATE, _LONGER = ("regime", "taught"), ("map", "hard-emits"), ("longer", "longer-matches")
+# Slot of the layout -> page and name of the claim whose number fills it, or of what stands beside that number.
+_SLOTS: dict[str, tuple[tuple[str, str], str]] = {
+    "tokens": (_TOKENS, ""), "level": (_LEVEL, ""), "longer_level": (_LONGER, longer.POINTS_AT[-1]),
+    "faster": (_FASTER, ""), "faster_of_many": (_FASTER, "batch 16"), "longer_faster": (_LONGER, longer.FASTER),
+    "taught": (_TAUGHT, ""), "rate": (_RATE, ""), "rate_accuracy": (_RATE, "accuracy"),
+}  # fmt: skip
+# Lines of the table: words, claim, and which of its numbers.
+_TOY = (
+    ("Toy: tokens per pass, tau = .95", _TOKENS, ("",)),
+    ("Toy: points against AR fine-tuning, one token", _ONE, ("",)),
+    ("Toy: points against AR fine-tuning, tau = .95", _LEVEL, ("",)),
+    ("Toy, trained 4 times as long: points, one token; tau = .99; .95", _LONGER, longer.POINTS_AT),
+    ("Toy, trained 4 times as long: tokens per pass, tau = .99; .95", _LONGER, longer.TOKENS_AT),
+    ("Toy: speed over our AR, tau = .95, the paper's cache, batch 4; 8; 16", _CACHE, ("", "batch 8", "batch 16")),
+    ("Toy: speed over our AR, verified MARS (ours), batch 1; 4; 16", _VERIFIED, ("", "batch 4", "batch 16")),
+)
+_Findings = Mapping[tuple[str, str], Finding]  # page and name of a claim -> what rows say of it
 STEM = "figures/claims"
 CAPTION = "A dozen claims: the paper's number and ours with its 95 % interval"
 _SHOWN = (  # page and name, by unit
@@ -57,121 +68,105 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
     findings = {(entry.claim.page, entry.claim.name): entry.findings[whole.scale] for entry in judged}
     real = next((each for each in collections if each.scale == REAL), Collection(REAL, {}, {}))
     rows = next(iter(real.of(on_gpu.STUDY.key)), [])  # of MARS on the real model
-    ratios, cost = reckoned(root, "7b"), on_gpu.CLAIMS[1].over([rows])
     sweep = SweepCells.of(next(iter(whole.of(SPEED)), ()))
-    generate = printed_ratio(speed_up(sweep.eager.done.get(("ar", 1)), "hf-generate"), "n/a")
-    lines = [*_at_true_size(ratios), *_on_a_real_model(rows, cost), *_toy(findings, sweep)]
+    generate, alike = speed_up(sweep.eager.done.get(("ar", 1)), "hf-generate"), same_as_sft(sweep)
     papers = said.tally((whole.scale, entry.findings[whole.scale]) for entry in judged if entry.claim.papers)
-    toys, real_models = machines(row for rows in whole.of("table2") for row in rows), machines(rows)
-    where = [f"{what} on {which}" for what, which in (("the toy", toys), ("the real model", real_models)) if which]
+    where = {
+        "The toy": machines(row for rows in whole.of("table2") for row in rows), "SmolLM2-135M": machines(rows),
+    }  # fmt: skip
+    lines = [*_real_lines(rows), *_toy(findings)]
     slots = {
-        "holds": f"In part. Of the paper's claims, in the toy: {papers} ([each of them](reports/index.md)).",
-        "both": _threshold_costs(findings.get(("table4", "level")), findings.get(_LONGER), cost),
-        "faster": _faster(ratios) or "Not measured.",
-        "here": _here(rows),
+        "machines": ". ".join(f"{what} ran on {which}" for what, which in where.items() if which),
+        "papers": papers,
+        **{slot: _shown(findings, *claim) for slot, claim in _SLOTS.items()},
+        **_real(rows),
+        "estimate": _estimate(reckoned(root, "7b")),
         "cpu": "".join(map(in_brief, real.of("real-model")[:1])),
-        "table": table(["", "the paper", "measured [95 %]", "on"], lines, text=(0, 1, 2, 3)),
+        "table": table(["", "the paper", "here [95 %]", "of"], lines, text=range(4)),
         "figure": f"![{CAPTION}](reports/{STEM}.png)",
-        "conditions": f"*{'; '.join(['[n and seeds of each claim](reports/index.md)', *where])}.*",
-        "toy": _regime(findings, "".join(map(more_steps, whole.of("curves")[:1]))),
-        "speed": f"Our AR baseline is itself {generate} times as fast as transformers' `generate` (toy, batch 1).",
+        "paper_taught": said.published(findings[_TAUGHT].claim) if _TAUGHT in findings else "",
+        "curves": "".join(map(more_steps, whole.of("curves")[:1])),
+        "same": "{} of {} are also those of AR fine-tuning (toy).".format(*alike) if alike else "",
+        "generate": printed_ratio(generate, "n/a"),
         "rivals": "".join(map(rivals, whole.of("rivals")[:1])),
     }
     return {file: "\n".join([before + BEGIN, *filled(__package__, "front_door.md", slots), END + after])}
 
 
-def _threshold_costs(toy: Finding | None, longer: Finding | None, real: Finding) -> str:
-    if real.estimate is None or toy is None or toy.estimate is None:
-        return ""
-    trained = dict(longer.beside)["at tau = .95"].number if longer and longer.estimate else "not measured"
-    return (
-        f"At tau = .95 accuracy changes by {toy.number} points in the toy (against AR fine-tuning; with 4 times the "
-        f"training of both, by {trained}), and by "
-        f"{real.number} points of IFEval on a real model (against one token): no loss that can be seen."
-    )
+def _shown(findings: _Findings, key: tuple[str, str], beside: str = "") -> str:
+    """The number of a claim, or of what stands beside it."""
+    finding = findings.get(key)
+    if finding is not None and beside:
+        finding = dict(finding.beside).get(beside)
+    return finding.number if finding is not None and finding.estimate is not None else "(not measured)"
 
 
-def _faster(ratios: Mapping[int, float]) -> str:
-    """Up to how many requests at once MARS is reckoned to be faster at 7B's shape; empty where it never is."""
+def _real(rows: Sequence[Row]) -> dict[str, str]:
+    """What MARS does on the real model, by slot."""
+    (emits, cost), lost = (claim.over([rows]) for claim in on_gpu.CLAIMS), on_gpu.LOST.of(rows)
+    beside = {words: claim.over([rows]).number for words, claim in emits.claim.beside}
+    trained = next(iter(latest_stages(rows).values()), None)
+    return {
+        "real_tokens": emits.number, "real_unsure": beside["tau = .8"], "real_verified": beside["verified"],
+        "real_cost": cost.number, "real_lost": lost.number, "paper_tokens": said.published(emits.claim),
+        "real_asked": f"{lost.estimate.n if lost.estimate else 0}",
+        "seconds": f"{trained.seconds if trained else 0:.0f}",
+    }  # fmt: skip
+
+
+def _estimate(ratios: Mapping[int, float]) -> str:
+    """The reckoned speed of MARS over AR decoding at 7B's shape by requests at once, beside the paper's."""
     gains = {batch: ratio for batch, ratio in ratios.items() if ratio > 1}
     losses = {batch: ratio for batch, ratio in ratios.items() if ratio <= 1}
     if not gains:
-        return ""
-    rest = f", and {_listed(losses)} times at {', '.join(map(str, losses))}" if losses else ""
+        return "Not measured." if not ratios else "Probably not."
+    slower = f" At {_keys(losses)} it is slower: {_values(losses)} times." if losses else ""
     return (
-        f"Probably, with up to {max(gains)} requests at once: {_listed(gains)} times as fast as AR decoding at "
-        f"{', '.join(map(str, gains))} requests{rest}. We reckon this from the paper's tokens per pass (GSM8K, tau = "
-        ".95) and the time of a step that we measured on one H200 with random weights. No trained 7B was run."
+        f"Probably, with up to {max(gains)} requests at once. You must first fine-tune it with MARS.\n"
+        f"- We estimate {_values(gains)} times the speed of AR decoding at {_keys(gains)} requests at once.{slower}\n"
+        f"- The paper measured {_values(_papers())} times that of its own AR decoding at {_keys(_papers())} requests.\n"
+        "- Our estimate combines the paper's tokens per pass (GSM8K, tau = .95) with the time of a step. We measured "
+        "that time on one H200, with random weights in bfloat16 ([page](reports/gpu.md)). No trained 7B was run."
     )
 
 
-def _here(rows: Sequence[Row]) -> str:
-    lost, trained = on_gpu.LOST.of(rows).estimate, next(iter(latest_stages(rows).values()), None)
-    if lost is None or trained is None:
-        return ""
-    return (
-        f"After {trained.seconds:.0f} s of MARS training on one H200, SmolLM2-135M yields the tokens per pass in the "
-        f"table. At one token it has {with_interval(lost, 1, signed=True)} points of IFEval over the base ({lost.n} "
-        "prompts); an AR fine-tuning on the same data, which would say why, is missing. Its speed on a CPU was not "
-        "measured."
-    )
-
-
-def _at_true_size(ratios: Mapping[int, float]) -> Iterator[list[str]]:
-    papers = {
-        batch: max(row.value for row in published("5", method="mars_block_cache", metric="speedup", batch_size=batch))
-        for batch in (4, 8, 16)
+def _papers() -> dict[int, float]:
+    """Batch size -> the published speed of MARS with its cache over AR decoding with a cache, at 7B."""
+    table5 = {
+        batch: published("5", method="mars_block_cache", metric="speedup", batch_size=batch) for batch in (4, 8, 16)
     }
-    if ratios:
-        yield [
-            f"Shape of 7B: tau = .95 on GSM8K, speed over AR at {', '.join(map(str, ratios))} rows",
-            f"{_listed(papers)} at {', '.join(map(str, papers))} rows, over its own AR",
-            f"{_listed(ratios)}, **reckoned**: the paper's tokens per pass over the cost of a step that we measured",
-            "one H200, bfloat16, random weights, one seed; [page](reports/gpu.md)",
-        ]
+    return {batch: max(row.value for row in rows) for batch, rows in table5.items()}
 
 
-def _listed(values: Mapping[int, float]) -> str:
+def _keys(values: Mapping[int, float]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _values(values: Mapping[int, float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values.values())
 
 
-def _on_a_real_model(rows: Sequence[Row], cost: Finding) -> Iterator[list[str]]:
-    cells = on_gpu.cells_of(rows)
+def _real_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
+    cells, (emits, cost) = on_gpu.cells_of(rows), (claim.over([rows]) for claim in on_gpu.CLAIMS)
     if not cells.keys() >= on_gpu.LINES.keys():
         return
     same, of = same_answers(cells[on_gpu.VERIFIED], cells[on_gpu.ONE])
-    where = f"SmolLM2-135M, {of:,} prompts, one seed; [page](reports/135m/real-model.md)"
-    sure, unsure, drafted = (
-        with_interval(on_gpu.emitted(cells[name]), 2) for name in (on_gpu.SURE, on_gpu.UNSURE, on_gpu.VERIFIED)
-    )
-    papers, asked = said.published(on_gpu.CLAIMS[0]), f"{cost.estimate.n if cost.estimate else 0} prompts"
-    yield ["Real model: tokens per pass at tau = .95", papers, f"{sure}; at .8 {unsure}", where]
-    yield ["Real model: what tau = .95 costs, IFEval points", said.published(cost.claim), cost.number, asked]
-    drafts = "Real model: the same masks as drafts, verified (ours), tokens per pass"
-    yield [drafts, "-", f"{drafted}; {same:,} of {of:,} answers its own AR's", where]
+    page = f"{of:,} prompts; 1 seed; [page](reports/135m/real-model.md)"
+    drafted = with_interval(on_gpu.emitted(cells[on_gpu.VERIFIED]), 2)
+    yield ["Real model: tokens per pass, tau = .95", said.published(emits.claim), emits.number, page]
+    asked = f"{cost.estimate.n if cost.estimate else 0} prompts; 1 seed"
+    yield ["Real model: IFEval points, tau = .95 against one token", said.published(cost.claim), cost.number, asked]
+    exact = f"{same:,} of {of:,} answers are its own AR decoding's"
+    yield ["Real model: tokens per pass, verified MARS (ours)", "-", drafted, exact]
 
 
-def _toy(findings: Mapping[tuple[str, str], Finding], sweep: SweepCells) -> Iterator[list[str]]:
-    alike = same_as_sft(sweep)
-    same = f"; {alike[0]} of {alike[1]} answers are those of AR SFT" if alike else ""
-    for key, words in _TOY.items():
-        if (one := findings.get(key)) and one.estimate is not None:
-            shown = said.measured(one) if key[0] in (SPEED, _LONGER[0]) else one.found
-            shown += same if key[1] == "best-verified" else ""
-            yield [words, said.published(one.claim) or "-", shown, said.counted(one)]
-
-
-def _regime(findings: Mapping[tuple[str, str], Finding], steps: str) -> str:
-    taught, rate = findings.get(("regime", "taught")), findings.get(("map", "hard-emits"))
-    if not taught or not rate or taught.estimate is None or rate.estimate is None:
-        return ""
-    paper = number(taught.claim.published("0.5b") or 0.0, taught.claim.unit, signed=True)
-    return (
-        f"In the toy, fine-tuning adds only {taught.number} points to the base (paper: {paper}), so MARS had little to "
-        f"gain; ten times the learning rate gives {rate.number} tokens per pass more at tau = .95 for "
-        f"{dict(rate.beside)['accuracy'].number} points (one seed), and the real model loses nothing at its threshold. "
-        f"{steps} So the toy shows mechanism and exactness, not whether a threshold costs accuracy on text."
-    )
+def _toy(findings: _Findings) -> Iterator[list[str]]:
+    for words, key, shown in _TOY:
+        if (finding := findings.get(key)) and finding.estimate is not None:
+            numbers = "; ".join(_shown(findings, key, beside) for beside in shown)
+            paper = _values(_papers()) if key == _CACHE else said.published(finding.claim) if shown[0] == "" else ""
+            of = said.counted(finding)
+            yield [words, paper or "-", numbers, of if finding.measured.counts else of.replace(";", " questions;")]
 
 
 # ---- the picture ----

@@ -126,22 +126,21 @@ def _costs(rows: Sequence[Row], ending: str) -> list[str]:
 
 
 def in_brief(rows: Sequence[Row]) -> str:
-    """Whether the tables train too few steps by the rule, and what MARS costs where AR SFT teaches, as far as known."""
-    steps, said = [*_places(rows, SCALES_OWN).values()], ""
+    """Whether the tables train too few steps by the rule, and what MARS costs where AR SFT teaches; lines of a list."""
+    steps, said = [*_places(rows, SCALES_OWN).values()], []
     if len(steps) > 1 and settled(rows, SCALES_OWN)[0] is None:
-        said = (
-            f"At one token, accuracy still moves after {steps[-1]:,} training steps, so by our rule the {steps[0]:,} "
-            "of the tables are too few: they show an under-trained MARS. The last row is of four times the training."
-        )
+        said = [
+            f"The toy's MARS is under-trained. It has {steps[0]:,} steps. By our rule even {steps[-1]:,} are too few, "
+            "because accuracy at one token still moves."
+        ]
     taught = more_accurate(PLAN, _AR + _TAUGHT, _BASES[_TEACHING]).of(rows)
     if taught.estimate is not None:
         one, several = _costs(rows, _TAUGHT)
-        said += (
-            f" That MARS had little to gain is not the whole reason: from a base without conversations AR SFT adds "
-            f"{taught.number} points, and MARS has {one} points against it at one token, {several} at tau = .95 "
-            "(one seed)."
+        said.append(
+            f"A toy base that has seen no conversations has more to gain: AR fine-tuning adds {taught.number} points. "
+            f"Against that, MARS changes accuracy by {one} points at one token, {several} at tau = .95 (one seed)."
         )
-    return said
+    return "\n- ".join(said)
 
 
 def _points(rows: Sequence[Row], cells: Cells, curve: str) -> dict[str, dict[int, tuple[Estimate, Estimate]]]:

@@ -253,7 +253,7 @@ def _chosen(race: SweepCells) -> dict[str, tuple[SweepRow, SweepRow]]:
 
 
 def in_brief(rows: Sequence[Row]) -> str:
-    """Verified MARS and its fastest rival over AR, each raced as the other; empty without a race."""
+    """Verified MARS and its fastest rival over AR, each raced as the other, in a line; empty without a race."""
     race = SweepCells.of(rows)
     ar, chosen = race.done.get((COMPILED_AR, 1)), _chosen(race)
     speeds = {words: ratio for words, (_, mine) in chosen.items() if ar and (ratio := over_prompts(mine, ar))}
@@ -265,8 +265,8 @@ def in_brief(rows: Sequence[Row]) -> str:
         for words in (ours, max(rivals, key=lambda of: speeds[of].value))
     ]
     return (
-        f"With compiled steps and four settings each, chosen on other prompts, {' and '.join(said)} times as fast as "
-        "AR (toy, batch 1)."
+        f"In another race, with compiled steps and four settings each, {' and '.join(said)} times as fast as AR "
+        "decoding (toy, batch 1)."
     )
 
 

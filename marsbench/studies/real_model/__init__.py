@@ -196,19 +196,20 @@ def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
 
 
 def in_brief(rows: Sequence[Row]) -> str:
-    """Its speeds at the smallest batch in a sentence, for pages on the whole paper; empty without a race."""
+    """Its speeds at the smallest batch, a line of a list by type of weights; empty without a race."""
     said = []
     for dtype, sweep in _races(rows)[0].items():
         lookup, adapted = (_best_lossless(sweep, stages) for stages in ((BASE,), ADAPTED))
         if lookup and adapted:
             larger = [row for row in sweep.by_batch(adapted.contender) if row and row.batch_size > adapted.batch_size]
             ratios = [(row.batch_size, ratio) for row in larger if (ratio := speed_up(row))]
-            at = "".join(f", at batch {size} {ratio.value:.2f}" for size, ratio in ratios)
+            at = "".join(f" ({ratio.value:.2f} at batch {size})" for size, ratio in ratios)
             said.append(
-                f"in {dtype} prompt lookup is {_over_ar(sweep, lookup)} and our adapter with it "
-                f"{_over_ar(sweep, adapted)} times as fast as `ar` at batch 1{at} ({adapted.prompts} prompts)"
+                f"Without MARS, same answers as `ar`, two CPU cores, {dtype}, batch 1: prompt lookup is "
+                f"{_over_ar(sweep, lookup)} times as fast as `ar`, our adapter with prompt lookup "
+                f"{_over_ar(sweep, adapted)}{at}; {adapted.prompts} prompts."
             )
-    return f"Lossless, on the untouched model and two CPU cores: {'; '.join(said)}." if said else ""
+    return "\n- ".join(said)
 
 
 def _races(rows: Sequence[Row]) -> tuple[dict[str, SweepCells], dict[str, SweepCells]]:
