@@ -169,7 +169,7 @@ def points(*right: tuple[int, int]) -> list[Row]:
         (((200, 180), (200, 220), (200, 221)), 1600, "1,600 steps"),  # MARS alone still moves
         (((200, 180), (240, 180), (240, 180)), 1600, "1,600 steps"),  # AR SFT alone
         (((200, 180), (200, 180), (200, 220), (200, 220)), 3200, "3,200 steps"),  # a pause is no end
-        (((200, 180), (200, 220)), None, "not reached: still moves at 1,600 steps"),
+        (((200, 180), (200, 220)), None, "not reached: still changes at 1,600 steps"),
         (((200, 180),), None, "not measured"),
     ],
 )
@@ -184,9 +184,9 @@ def test_a_page_of_some_points_says_that_it_is_in_part(tmp_path: Path) -> None:
     """Guards against missing points that are drawn, or left out in silence."""
     rows = points((200, 180), (201, 181))
     page = curves.STUDY.render(rows, "mini")
-    assert "**In part:** points are missing of: shipped base, gentle rate; shipped base, ten" in page
+    assert "**In part:** some points are not measured of: shipped base, gentle rate; shipped base, ten" in page
     assert page.count("| shipped base, gentle rate, ") == 2 and "67.0 ± " in page and "; 1.20 |" in page
-    assert "1,800 questions a line" in page and "curves_sizes" not in page
+    assert "1,800 questions per line" in page and "curves_sizes" not in page
     assert {path.stem for path in curves.STUDY.draw(rows, "mini", tmp_path)} == {"curves_steps"}
 
 
@@ -290,10 +290,10 @@ def test_differences_have_their_size_sign_and_verdict() -> None:
     lines = [line for line in of_page(rows, "D1").splitlines() if line.startswith("| MARS")]
     assert "-15.0" in lines[0] and "+0.00" in lines[0] and "accuracy differs" in lines[0]
     assert "+0.0" in lines[1] and "+0.50" in lines[1] and "tokens/forward differs" in lines[1]
-    assert discrepancies.tally({0: rows}) == "2 of 2 comparisons of lines differ (2 of one training seed alone)"
+    assert discrepancies.tally({0: rows}) == "2 of 2 comparisons of lines differ (2 with one training seed)"
     alike = [*twenty_questions("mars_b4", 18, 10), *twenty_questions("mars_paper_alignment_b4", 18, 10)]
     assert "no difference seen" in of_page(alike, "D1")
-    assert discrepancies.tally({0: alike}) == "0 of 1 comparisons of lines differ (1 of one training seed alone)"
+    assert discrepancies.tally({0: alike}) == "0 of 1 comparisons of lines differ (1 with one training seed)"
     rows = [raced(NO_CACHE, 1, [1.0, 1.1, 0.9]), raced(ALL_MASKS, 1, [2.0, 2.2, 1.8])]
     (line,) = [line for line in of_page(rows, "D10").splitlines() if line.startswith("| 1 ")]
     assert "0.50 [0.50, 0.50]" in line and "differs" in line

@@ -77,9 +77,9 @@ def _speed(device: str, steps: Sequence[MethodStepRow]) -> list[str]:
         "said": "\n".join(line for size, shape in known.items() for line in _said(size, shape)),
         "costs": each("Milliseconds of a step at the shape of {}:", {size: known[size].table() for size in known}),
         "reckoned": each(
-            "At the shape of {}, times as fast as `ar`:", {size: known[size].reckoning() for size in known}
+            "Calculated speed over `ar`, at the shape of {}:", {size: known[size].reckoning() for size in known}
         ),
-        "carried": each("Measured at the shape of {}, with the paper's mean acceptance carried over:", carried),
+        "carried": each("Measured at the shape of {}, with acceptance at the paper's mean:", carried),
         "paper": _beside_the_paper(known["7b"]) if "7b" in known else "",
     }
     *parts, beside = filled(__package__, "steps.md", slots)
@@ -136,21 +136,20 @@ def _line_of(row: MethodStepRow) -> str:
 def _said(size: str, shape: Steps) -> Iterator[str]:
     costs, emitted = shape.costs, shape.emitted["average"]
     yield (
-        f"- At the shape of {_SIZES[size]} a step of MARS with B = 4 takes "
-        f"{', '.join(f'{cost:.2f}' for cost in costs.values())} times as long as a step of `ar` at "
-        f"{', '.join(map(str, costs))} rows."
+        f"- {_SIZES[size]}: with a batch of {', '.join(map(str, costs))} rows, a step of MARS (B = 4) takes "
+        f"{', '.join(f'{cost:.2f}' for cost in costs.values())} times as long as a step of `ar`."
     )
     # The batch sizes between which a step comes to cost what it emits.
     below = [batch for batch, cost in costs.items() if cost < emitted]
     above = [batch for batch, cost in costs.items() if cost >= emitted]
-    until = f"until between {max(below)} and {min(above)} rows" if below and above else "at all of these"
-    yield f"- With the paper's mean of {emitted:.2f} tokens per forward pass, that pays {until}."
+    until = f"up to a batch between {max(below)} and {min(above)} rows" if below and above else "at all of these"
+    yield f"- {_SIZES[size]}: with the paper's mean of {emitted:.2f} tokens per forward pass, MARS is faster {until}."
     alone = {(row.method, row.captured): 1e3 * row.seconds for row in reversed(shape.rows) if row.batch_size == 1}
     generate = next((ms for (method, _), ms in alone.items() if method == "hf-generate"), None)
     if generate and alone.keys() >= {("ar", True), ("ar", False)}:
         yield (
-            f"- For one row, `ar` as a CUDA graph takes {alone['ar', True]:.1f} ms, eagerly {alone['ar', False]:.1f} "
-            f"ms; `generate` of transformers takes {generate:.1f} ms."
+            f"- {_SIZES[size]}: for one row, an `ar` step takes {alone['ar', True]:.1f} ms as a CUDA graph and "
+            f"{alone['ar', False]:.1f} ms eagerly; a step of transformers' `generate` takes {generate:.1f} ms."
         )
 
 
@@ -163,7 +162,7 @@ def _beside_the_paper(shape: Steps) -> str:
         if ar and cost:
             ours = f"{batch / ar:,.0f}", f"{shape.emitted['gsm8k'] / cost:.2f}"
             lines.append([str(batch), f"{theirs.value:,.0f}", f"{best:.2f}", *ours])
-    head = "rows|paper: AR, tokens/s|paper: MARS over its AR|ours: `ar`, tokens/s|reckoned: MARS over `ar`"
+    head = "rows|paper: AR, tokens/s|paper: MARS over its AR|ours: `ar`, tokens/s|calculated: MARS over `ar`"
     return table(head.split("|"), lines)
 
 

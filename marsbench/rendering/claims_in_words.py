@@ -15,8 +15,8 @@ _UNTESTABLE, _CONSTRUCTED = "not testable here", "by construction"
 _IN_TURN = ("holds", "does not hold", "open", _UNTESTABLE, _CONSTRUCTED, "not run")  # of a tally
 _PLURAL = {"holds": "hold", "does not hold": "do not hold"}
 HOW_CLAIMS_ARE_JUDGED = (
-    "A claim *holds* or *does not hold* where its whole 95 % interval lies on one side of what it says, and stays "
-    f"there at p < {SIGNIFICANT:.2f} after Holm's correction over all claims tested at the scale; else it is *open*."
+    "A claim *holds* or *does not hold* if its whole 95 % interval lies on one side of the claim's bound, with "
+    f"p < {SIGNIFICANT:.2f} after Holm's correction over all claims tested at the scale. Otherwise it is *open*."
 )
 
 
@@ -81,6 +81,15 @@ def claims_table(entries: Iterable[tuple[Sequence[str], str, Finding]], *heads: 
         lines.append([*before, *paper, measured(one), counted(one), verdict(one, scale)])
     head = [*heads, *(["the paper"] if papers else []), "measured [95 %]", "n", "verdict"]
     return table(head, lines, text=range(len(head)))
+
+
+def numbers_of(claims: Iterable[Claim], seeds: BySeed) -> dict[str, str]:
+    """For slots of a layout: claim -> its number, or empty. A digit behind the name: what is shown beside that."""
+    return {
+        f"{one.claim.name.replace('-', '_')}{place or ''}": each.number if each.estimate else ""
+        for one in (finding(claim, seeds) for claim in claims)
+        for place, each in enumerate([one, *[beside for _, beside in one.beside]])
+    }
 
 
 def page_claims(claims: Iterable[Claim], seeds: BySeed, scale: str) -> str:

@@ -12,8 +12,8 @@ from marsbench.rendering.markdown import merged, table
 from marsbench.running.plans import TablePlan
 
 HOW_TO_READ_ACCURACY = (
-    "Accuracy in %, the mean over training seeds; the average and tokens/forward with half of their 95 % interval, "
-    "benchmarks weighing the same."
+    "Accuracy is in %, averaged over training seeds. Benchmarks have equal weight in the average and in "
+    "tokens/forward; ± is half of the 95 % interval."
 )
 
 

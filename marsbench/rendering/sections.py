@@ -22,21 +22,22 @@ from marsbench.world import modelled_on
 Sections = Callable[[Sequence[Row], str, BySeed], Iterable[str]]
 Slots = Callable[[Sequence[Row], str, BySeed], Mapping[str, str]]  # of the same: what stands in a layout's slots
 NO_SFT_DEVIATION = (
-    '"MARS w/o SFT loss" drops that loss and changes nothing else; the authors\' released ablation also weighs each '
-    "sequence by 1/t. Table 3 has both."
+    '"MARS w/o SFT loss" drops this loss and changes nothing else. The authors\' released ablation also multiplies the '
+    "loss of each sequence by 1/t, for a random t. Table 3 has both."
 )
 BOTH_ABLATIONS_DEVIATION = (
-    '"MARS w/o SFT loss, as released" also weighs every sequence by 1/t for a random t, as the authors\' released '
-    'ablation does; "MARS w/o SFT loss" drops that loss and changes nothing else.'
+    '"MARS w/o SFT loss" drops this loss and changes nothing else. "As released" means that it also multiplies the '
+    "loss of each sequence by 1/t, for a random t. The authors' released ablation does that."
 )
 
 
-def deviations(rows: Sequence[Row], scale: str, own: Sequence[str]) -> str:
-    """What is otherwise than in the paper behind rows of one scale; `own` is of this page alone."""
+def deviations(rows: Sequence[Row], scale: str, own: Sequence[str], *, common: bool = True) -> str:
+    """What is otherwise than in the paper behind rows of one scale; `own` is of this part of a page alone."""
     real = any(modelled_on(row.benchmark) == row.benchmark for row in rows if isinstance(row, EvaluationRow))
-    small, scored, common = filled(__package__, "deviations.md", {})
-    known = filter(None, [small if preset(scale).world else "", scored if real else "", common, *own])
-    return "\n".join(["## Known deviations from the paper", "", *[f"- {sentence}" for sentence in known]])
+    small, scored, every = filled(__package__, "deviations.md", {})
+    shared = [small if preset(scale).world else "", scored if real else "", every] if common else []
+    known = [f"- {sentence}" for sentence in (*shared, *own) if sentence]
+    return "\n".join(["## Known deviations from the paper", "", *known]) if known else ""
 
 
 def title(plan: TablePlan, scale: str) -> str:
@@ -47,12 +48,20 @@ def title(plan: TablePlan, scale: str) -> str:
 
 def about(scale: str, seeds: BySeed) -> str:
     """What a small scale's results are not, which training seeds the page is of, and how to read it."""
-    caveat = f"Results at scale {scale} test the mechanism; they are not Qwen numbers." if preset(scale).world else ""
+    caveat = (
+        "These are toy models: they test the mechanism, and their numbers are not Qwen's."
+        if preset(scale).world
+        else ""
+    )
     return " ".join(filter(None, [caveat, seeds_in_words(seeds), reading(scale)]))
 
 
 def reading(scale: str) -> str:
     return f"[How to read the numbers and verdicts.]({_docs(scale)}/reading-reports.md#intervals-and-verdicts)"
+
+
+def words(scale: str) -> str:
+    return f"[What the words mean.]({_docs(scale)}/reading-reports.md#words)"
 
 
 def racing(scale: str) -> str:
@@ -66,7 +75,7 @@ def _docs(scale: str) -> str:
 def seeds_in_words(seeds: BySeed) -> str:
     """Which training seeds a page is of; empty where there is one."""
     every = ", ".join(map(str, sorted(seeds)))
-    known = f"Numbers and verdicts are of all training seeds that have what is compared, of {every}."
+    known = f"Numbers and verdicts use every training seed that has rows for them (of seeds {every})."
     return known if len(seeds) > 1 else ""
 
 
@@ -75,15 +84,14 @@ def step_cost(rows: Sequence[Row]) -> str:
     row = latest_step_cost(rows)
     hours = {(item.method, item.scale): item.value for item in published("A", metric="train_h200_hours")}
     ratios = sorted(hours["mars", scale] / hours["ar_sft", scale] for scale in ("0.5b", "7b"))
-    paper = f"Published: {ratios[0]:.1f} and {ratios[1]:.1f} times, from the GPU hours of whole runs."
+    paper = f"By the GPU hours of the paper's whole runs it takes {ratios[0]:.1f} and {ratios[1]:.1f} times as long."
     if row is None or row.status != "done":
         return f"Cost of a MARS step: {why_none(row)}. {paper}"
     cost, memory = (median_ratio(of[MARS_OBJECTIVE], of[AR_OBJECTIVE]) for of in (row.seconds, row.memory))
     return (
-        f"A MARS step costs {with_interval(cost, 2)} times an AR step: the median of "
-        f"{cost.n} paired ratios on the same batches, with a bootstrap 95 % interval. {paper}"
-        f" It holds {with_interval(memory, 2)} times the memory: weights, gradients, moments, "
-        "and what the forward pass keeps for the backward pass, on the same batches."
+        f"A training step of MARS takes {with_interval(cost, 2)} times as long as an AR step. This is the median of "
+        f"{cost.n} ratios on the same batches, with a bootstrap 95 % interval. {paper} A MARS step needs "
+        f"{with_interval(memory, 2)} times the memory for weights, gradients, moments and kept activations."
     )
 
 
@@ -136,7 +144,8 @@ def laid_out(package: str, slots: Slots, plan: TablePlan | None = None, layout: 
 
     def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
         common = {
-            **{"scale": scale, "racing": racing(scale), "seeds": seeds_in_words(seeds), "about": about(scale, seeds)},
+            **{"scale": scale, "racing": racing(scale), "words": words(scale), "about": about(scale, seeds)},
+            "seeds": seeds_in_words(seeds),
             "raced": races_in_words(row for row in rows if isinstance(row, SweepRow)),
             **{"company": busy_remark(rows), "facts": facts_section(rows, command(session, scale))},
             "title": title(plan, scale) if plan else "",

@@ -143,24 +143,17 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
 
 STUDY = TablePage(
     name="Gains",
-    asks="where does the gain come from, and what is left of it at equal accuracy?",
+    asks="does MARS emit more tokens per forward pass than other ways to draft?",
     place=2,
     plan=MEASURED,
     table=PLAN,
-    opening=(
-        "MARS, verified and with a threshold, against other ways to emit several tokens per forward pass. Lines with "
-        "tau may lose accuracy, and no tau between .95 and 1 was measured here; all others emit the very tokens of AR "
-        "decoding of their own checkpoint. **Tokens per forward pass is not speed:** a round of speculative decoding "
-        "also costs forward passes of a second model, and a verified forward covers up to 16 positions; the page of "
-        "speed has tokens per second. Medusa and the draft model are trained at the rate at which they draft better."
-    ),
     claims=(
         _beats_rivals(_GROUPS, "Verified MARS (groups)", "verified-rivals", [*RIVALS][1:]),
         _beats_rivals(_HEADED, "An adapter with a draft head", "headed-rivals", [_DRAFTED.name, "lookup"]),
     ),
     lines=(AR_SFT.name, AR_OF_MARS, CHOSEN.name, _GROUPS.name, _LINEAR.name, *RIVALS, _ADAPTED.name, _HEADED.name),
     figure="speed",
-    caption="Tokens per forward pass, all benchmarks weighing the same, with 95 % intervals",
+    caption="Tokens per forward pass, the mean of all benchmarks, with 95 % intervals",
     drawing=_draw,
     prepared=with_choice,
 )
@@ -178,14 +171,10 @@ PLAN9 = TablePlan(
     ),
 )
 TABLE9 = TablePage(
-    asks="is it better than Jacobi decoding, which needs no training?",
+    asks="is MARS better than Jacobi decoding, which needs no training?",
     section=Section("Table 9", appendix="C"),
     on="gains",
     plan=PLAN9,
-    opening=(
-        "Two ways to emit several tokens per forward pass without a second model, as in the MARS paper's Table 9 "
-        "(arXiv 2604.07023)."
-    ),
     claims=(
         emits(PLAN9, "jacobi", Bound(high=1.1), "Jacobi decoding gains almost nothing", "jacobi-slow"),
         emits_more(
@@ -194,8 +183,8 @@ TABLE9 = TablePage(
         as_accurate(PLAN9, _MARS, "jacobi", "MARS is about as accurate as Jacobi decoding", "level-with-jacobi"),
     ),
     deviations=(
-        "Jacobi decoding is exact, its answers are those of AR decoding; its window holds 4 tokens, and tokens of the "
-        "prompt drawn at random enter it.",
+        "Jacobi decoding is exact: its answers are those of AR decoding. Its window has 4 tokens; new ones are drawn "
+        "at random from the prompt.",
     ),
 )
 
@@ -284,16 +273,16 @@ def _raced(rows: Sequence[Row]) -> str:
         lines.append([words, str(len(_RACED[words][4])), f"{_WORDS[name]} {best.options[name]}", *ratios, same])
     head = ["tokens/s", "settings", "best over all", "over compiled `ar`", "over `hf-generate`", "answers as AR SFT's"]
     return paragraphs(
-        "Raced one request at a time, every method with compiled steps and four settings. Half of the prompts choose "
-        "the setting by the clock, and the other half is what counts; intervals are over prompts. All but verified "
-        "MARS answer for AR SFT.",
+        "We race one request at a time, with compiled steps and four settings of every method. For each half of the "
+        "prompts, the setting counts that is fastest on the other half. Intervals are over prompts. Verified MARS "
+        "gives the answers of the MARS checkpoint; all others give those of AR SFT.",
         table(head, lines, text=(0, 2)),
         f"*{races_in_words(race.rows)}*",
     )
 
 
 TRIED = TablePage(
-    asks="is every rival at its best?",
+    asks="does every rival have its best setting?",
     place=3,
     in_paper=False,
     on="gains",
@@ -313,12 +302,6 @@ TRIED = TablePage(
         ),
         own="Rivals",
         seed=5,  # of no other page, so that no verdict has had a say in the choice
-    ),
-    opening=(
-        "What MARS is compared with, trained in the ways that were tried for it, at most three each, on a training "
-        "seed that no other page has. Those that keep the model's tokens are judged by what they emit, the others by "
-        "their accuracy. Elsewhere each is trained as is best here, for as many steps as MARS; Table 2 has block "
-        "diffusion in both forms."
     ),
     measure=_race,
     kinds=RACED,

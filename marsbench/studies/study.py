@@ -13,11 +13,19 @@ from marsbench.findings.in_words import machines
 from marsbench.findings.seeds import BySeed
 from marsbench.line import TrainedStage
 from marsbench.presets import Preset
-from marsbench.rendering.claims_in_words import page_claims
+from marsbench.rendering.claims_in_words import numbers_of, page_claims
 from marsbench.rendering.figures import Drawing
-from marsbench.rendering.markdown import folded, paragraphs
+from marsbench.rendering.markdown import filled, folded, paragraphs
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, numbers_table, reasons
-from marsbench.rendering.sections import Sections, about, command, deviations, facts_section, title
+from marsbench.rendering.sections import (
+    Sections,
+    about,
+    command,
+    deviations,
+    facts_section,
+    title,
+    words,
+)
 from marsbench.rendering.sessions import session_of
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
@@ -127,7 +135,7 @@ class TablePage(Study):
 
     plan: TablePlan
     table: TablePlan | None = None  # the lines that it shows, where some are worked out from rows
-    opening: str  # what was done, in a sentence
+    opening: str = ""  # what was done, where no KEY.md says that below its answer
     figure: str = ""  # name of its figure; empty for a page without one
     caption: str = ""  # of the figure
     drawing: Drawing | None = None  # what draws it
@@ -144,19 +152,24 @@ class TablePage(Study):
         # A claim on a line that is left out is left out too.
         missing = {line.name for line in (self.table or self.plan).lines} - {line.name for line in plan.lines}
         yield title(plan, scale)
+        slots = {"scale": scale, "accuracy": HOW_TO_READ_ACCURACY, "about": about(scale, seeds)}
+        slots |= numbers_of(self.claims, seeds)
+        *answer, read = [self.opening] if self.opening else filled(__package__, f"{self.key}.md", slots)
+        yield f"**Question:** {self.asks[0].upper()}{self.asks[1:]} {'' if self.on else words(scale)}".strip()
+        yield paragraphs(*answer)
         yield page_claims([claim for claim in self.claims if not missing & {*claim.lines}], seeds, scale)
         yield f"## {self.figure_title}" if self.figure_title else ""
         if self.figure:
             drawn = [row for row in latest_cells(rows).values() if row.status == "done"]
             counts = " or ".join(map(str, sorted({len(row.correct) for row in drawn})))
-            of = f"Training seed {next(iter(seeds))}, {counts} questions a benchmark; {machines(drawn)}."
-            yield f"![{self.caption}]({self._stem}.png)"
+            of = f"Training seed {next(iter(seeds))}, {counts} questions per benchmark; {machines(drawn)}."
+            yield f"![{self.name}: {self.figure.replace('_', ' ')}]({self._stem}.png)"
             yield f"*{self.caption}. {of}*"
         yield numbers_table(plan, {seed: self.prepared(of_seed) for seed, of_seed in seeds.items()}, self.lines)
-        yield f"{self.opening} {HOW_TO_READ_ACCURACY} {about(scale, seeds)}"
+        yield read
         yield paragraphs(reasons(cells, plan), *[section(ready) for section in self.more])
         how = command(session_of(self.key), scale)
-        yield folded(facts_section(rows, how), deviations(rows, scale, self.deviations))
+        yield folded(facts_section(rows, how), deviations(rows, scale, self.deviations, common=not self.on))
 
     def draw(self, rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
         cells = latest_cells(self.prepared([row for row in rows if row.scale == scale]))

@@ -61,30 +61,30 @@ PLAN = TablePlan(
 )  # fmt: skip
 _more_accurate, _as_accurate, _emits = partial(more_accurate, PLAN), partial(as_accurate, PLAN), partial(emits, PLAN)
 NOTHING_TO_TEACH = (
-    "Fine-tuning adds next to nothing to the base here and half of the benchmarks are near 100 %, so MARS can only "
-    "lose (one token against AR SFT); page regime has a base that it teaches much."
+    "Fine-tuning adds almost nothing to the base here, and half of the benchmarks are near 100 %. At one token, MARS "
+    "can only lose against AR SFT. The page regime also has a base that learns much."
 )
-_UNDER_TRAINED = "Block diffusion has 800 steps here; with 3,200 it answers ten times as much (page rivals)."
+_UNDER_TRAINED = "Block diffusion has 800 steps here. With 3,200 it is right nine times as often (page gains, rivals)."
 CLAIMS = (
     _as_accurate(
         "mars", "ar_sft", "MARS at one token per forward pass matches AR SFT", "matches-ar-sft",
         untestable=NOTHING_TO_TEACH,
         beside=(
-            ("aligned as the equations are printed", _more_accurate("mars_paper", "ar_sft")),
-            ("against twice the AR training", _more_accurate("mars", "ar_sft_2x")),
+            ("in the paper's alignment", _more_accurate("mars_paper", "ar_sft")),
+            ("over AR SFT trained twice as long", _more_accurate("mars", "ar_sft_2x")),
         ),
     ),
     _more_accurate(
         "ar_sft", "block_diffusion", "Block diffusion degrades the model", "diffusion", untestable=_UNDER_TRAINED,
-        beside=(("predicted as in AR", _more_accurate("ar_sft", "block_diffusion_shifted")),),
+        beside=(("if it predicts as AR does", _more_accurate("ar_sft", "block_diffusion_shifted")),),
     ),
     _emits(
-        "untrained_masks", Bound(high=1.05), "Masks that no training has shown emit nothing", "untuned-masks",
+        "untrained_masks", Bound(high=1.05), "Without MARS training, masks emit nothing", "untuned-masks",
         ours=True,
-        beside=(("right of what they say, against AR SFT", _more_accurate("untrained_masks_always", "ar_sft")),),
+        beside=(("accuracy at tau = 0, over AR SFT", _more_accurate("untrained_masks_always", "ar_sft")),),
     ),
     _more_accurate(
-        "mars_paper", "mars", "Aligned as the equations are printed, MARS keeps more than as released", "alignment",
+        "mars_paper", "mars", "MARS is more accurate in the paper's alignment than in the released one", "alignment",
         ours=True, beside=(("at tau = .95", _more_accurate("mars_paper_95", "mars_95")),),
     ),
 )  # fmt: skip
@@ -128,7 +128,7 @@ TRAINING_CLAIMS = (
         name="step-costs-twice", text="A training step of MARS costs about twice one of AR SFT",
         measure=partial(_step, part="seconds"), unit=TIMES, section=APPENDIX_A,
         bound=Bound(low=1.8, high=2.4), published=_published_hours,  # as published, give or take a tenth
-        beside=(("memory that a step must hold", _MEMORY),),
+        beside=(("memory of a step", _MEMORY),),
     ),
 )  # fmt: skip
 
@@ -142,22 +142,18 @@ STUDY = TablePage(
     more_claims=TRAINING_CLAIMS,
     holds=(Item(key="appendix-a", name="Appendix A", asks="what does training cost?", anchor="", section=APPENDIX_A),),
     plan=PLAN,
-    opening=(
-        "Every training recipe of the MARS paper's Table 2 (arXiv 2604.07023), trained, decoded greedily and "
-        "scored by one program."
-    ),
     claims=CLAIMS,
     figure="differences",
-    caption="Points of accuracy over AR SFT by benchmark, paired by question",
+    caption="Difference in accuracy to AR SFT in points, by benchmark, on the same questions",
     drawing=differences_figure("ar_sft", "ar_sft_2x", "mars", "mars_paper", "mars_95"),
-    deviations=("Block diffusion predicts every token in place, as BD3-LM does.", NO_SFT_DEVIATION),
+    deviations=("Block diffusion predicts each token at its own position, as BD3-LM does.", NO_SFT_DEVIATION),
     more=(step_cost,),
 )
 
 # ---- the same recipes on questions that take no more steps than training shows ----
 
 LENGTHS = TablePage(
-    asks="what does MARS lose on questions no longer than those of training?",
+    asks="what does MARS lose on questions that are no longer than in training?",
     place=2,
     on="table2",
     plan=TablePlan(
@@ -166,11 +162,6 @@ LENGTHS = TablePage(
         (AR_SFT, *[mars(stage, 4, tau) for tau in (None, 0.95) for stage in ("mars", "mars_paper_alignment")]),
         within_training=True,
         own="Lengths",
-    ),
-    opening=(
-        "At scale mini, GSM8K asks for six events and HumanEval for up to six operations, one more than training has. "
-        "Here the same checkpoints answer questions of the lengths that training has; the other four benchmarks are "
-        "those of Table 2."
     ),
 )
 STUDIES = STUDY, LENGTHS

@@ -68,20 +68,15 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
 
 
 STUDY = TablePage(
-    asks="accuracy against tokens per forward pass, threshold by threshold",
+    asks="how do accuracy and tokens per forward pass depend on the threshold?",
     section=Section("Table 8", appendix="B"),
     holds=(
         Item(
-            key="figure3", name="Figure 3", asks="is MARS with the SFT loss more accurate at equal speed?",
+            key="figure3", name="Figure 3", asks="is MARS more accurate with the SFT loss, at equal speed?",
             anchor="#figure-3", section=FIGURE3,
         ),
     ),
     plan=PLAN,
-    opening=(
-        "MARS with and without the SFT loss, as in the MARS paper's Table 8 and Figure 3 (arXiv 2604.07023), decoded "
-        "greedily at several thresholds and scored by one program. **The average is of GSM8K and HumanEval alone**, as "
-        "in that table. No tau between .95 and 1 was measured here."
-    ),
     claims=(
         _higher(
             _SMALLEST, f"With the SFT loss, accuracy is higher at equal speed (B = {_SMALLEST})", "higher",
@@ -90,7 +85,7 @@ STUDY = TablePage(
         more_accurate(
             PLAN, _SURE, mars_name("mars", _SMALLEST, UNSURE),
             f"tau = .5 costs accuracy against tau = .95 (B = {_SMALLEST})", "low-tau-costs",
-            beside=(("and gives tokens/forward", emits_more(PLAN, mars_name("mars", _SMALLEST, UNSURE), _SURE)),),
+            beside=(("change in tokens/forward", emits_more(PLAN, mars_name("mars", _SMALLEST, UNSURE), _SURE)),),
         ),
     ),
     lines=(
@@ -100,8 +95,8 @@ STUDY = TablePage(
     figure="pareto",
     figure_title="Figure 3",
     caption=(
-        "Accuracy against tokens per forward pass, from one token at the left to the lowest tau at the right, with "
-        "95 % intervals; across, AR SFT with its interval as a band"
+        "Accuracy by tokens per forward pass: one token at the left, the lowest tau at the right. Bars are 95 % "
+        "intervals; the band is AR SFT with its interval"
     ),
     drawing=_draw,
     deviations=(BOTH_ABLATIONS_DEVIATION,),
@@ -115,8 +110,8 @@ PLAN4 = TablePlan(
     (AR_SFT, *[mars("mars", size, threshold) for threshold in (None, SURE) for size in BLOCK_SIZES]),
 )
 UNDER_TRAINED = (
-    "MARS is under-trained here for large blocks: ten times the rate takes B = 8 from 1.24 to 2.31 tokens per forward "
-    "pass (page regime)."
+    "MARS is trained too little here for large blocks. With ten times the learning rate, B = 8 emits 2.31 tokens per "
+    "forward pass, not 1.24 (page regime)."
 )
 
 
@@ -157,10 +152,6 @@ TABLE4 = TablePage(
     section=Section("Table 4", (4, 4)),
     on="table8",
     plan=PLAN4,
-    opening=(
-        "MARS at three block sizes, as in the MARS paper's Table 4 (arXiv 2604.07023), decoded greedily and scored by "
-        "one program. The lines without tau are ours, for comparison."
-    ),
     claims=CLAIMS4,
 )
 
@@ -196,11 +187,6 @@ FIGURE6 = TablePage(
     section=Section("Figure 6", appendix="D"),
     on="table8",
     plan=PLAN6,
-    opening=(
-        "MARS (B = 4) that accepts tokens by each of the MARS paper's three metrics of confidence (arXiv 2604.07023, "
-        "Appendix D). A token is accepted while its probability, or its lead over the second (the margin), reaches the "
-        "threshold, or while the entropy, in nats, does not exceed it. The average is of GSM8K and HumanEval alone."
-    ),
     claims=tuple(
         lies_above(
             PLAN6, _CURVES["probability"], _CURVES[metric],
@@ -212,8 +198,8 @@ FIGURE6 = TablePage(
     figure="metrics",
     figure_title="Figure 6",
     caption=(
-        "Accuracy against tokens per forward pass by metric of confidence, a point per threshold, with 95 % intervals; "
-        "across, AR SFT with its interval as a band"
+        "Accuracy by tokens per forward pass, for each metric of confidence and threshold. Bars are 95 % intervals; "
+        "the band is AR SFT with its interval"
     ),
     drawing=lambda cells, plan, path_stem: panels_figure(
         [speed_panel(cells, title, _CURVES, [name]) for name, title in columns(plan).items()], path_stem, across=2

@@ -112,7 +112,7 @@ def tally(seeds: BySeed) -> str:
     effects = [measured for pairs in PAIRS.values() for pair in pairs if (measured := effect(seeds, *pair))]
     differ = sum(_verdict(*pair) != SAME for pair in effects)
     alone = sum(accuracy.seeds == 1 for accuracy, _ in effects)
-    return f"{differ} of {len(effects)} comparisons of lines differ ({alone} of one training seed alone)"
+    return f"{differ} of {len(effects)} comparisons of lines differ ({alone} with one training seed)"
 
 
 def _verdict(*findings: Finding) -> str:
@@ -181,7 +181,7 @@ def _load(sweep: SweepCells, seeds: BySeed) -> tuple[str, str]:
 
 
 STUDY = Study(
-    asks="where paper and released code differ: does it matter?",
+    asks="does it matter where paper and code differ?",
     place=1,
     plan=PLAN,
     measure=_races,

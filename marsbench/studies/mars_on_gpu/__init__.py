@@ -97,20 +97,20 @@ def _said(cells: Mapping[str, Done], rows: Sequence[Row]) -> Iterator[str]:
         same, asked = same_answers(cells[name], cells[ONE])
         only, other, p = mcnemar(*(cells[line]["ifeval"].correct for line in (name, ONE)))
         yield (
-            f"- {LINES[name]} emits {with_interval(emitted(cells[name]), 2)} tokens per forward pass. {same:,} of "
-            f"{asked:,} answers are those at one token. On IFEval {only} questions are right with it alone and {other} "
-            f"at one token alone (McNemar's p {p_value(p)})."
+            f"- {LINES[name]}, emits {with_interval(emitted(cells[name]), 2)} tokens per forward pass. {same:,} of "
+            f"{asked:,} answers equal those at one token. On IFEval {only} questions are right only at this threshold, "
+            f"and {other} only at one token (McNemar's p {p_value(p)})."
         )
     same, asked = same_answers(cells[VERIFIED], cells[ONE])
     yield (
-        f"- Verified, the same masks emit {with_interval(emitted(cells[VERIFIED]), 2)} tokens per forward pass, and "
-        f"{same:,} of {asked:,} answers are the model's own AR decoding's, token for token."
+        f"- Verified MARS emits {with_interval(emitted(cells[VERIFIED]), 2)} tokens per forward pass. {same:,} of "
+        f"{asked:,} answers have exactly the tokens of the model's own AR decoding."
     )
     same, asked = same_answers(cells[ONE], cells[BASE])
     yield (
-        f"- Fine-tuned, at one token, the model has {LOST.of(rows).number} points of IFEval over "
-        f"the base; {same:,} of {asked:,} answers are the base's. **Not measured:** an AR fine-tuning on the same "
-        "conversations, which would say how much of this loss is due to MARS and how much to any fine-tuning."
+        f"- At one token, MARS minus the base is {LOST.of(rows).number} points of IFEval; {same:,} of {asked:,} "
+        "answers equal the base's. **Not measured:** an AR fine-tuning on the same conversations. It would show how "
+        "much of this difference comes from MARS."
     )
 
 
@@ -123,7 +123,7 @@ def _table(cells: Mapping[str, Done]) -> str:
         same, asked = same_answers(done, cells[ONE]) if ONE in cells else (0, 0)
         ending = f"{emitted(done, ended=True).value:.2f}"
         lines.append([LINES[line], f"{emitted(done).value:.2f}", *each, ending, *right, f"{same:,} of {asked:,}"])
-    head = ["", "tokens/forward", *ASKED.values(), "of answers that end by EOS", *[f"{of}, %" for of in ASKED.values()]]
+    head = ["", "tokens/forward", *ASKED.values(), "answers that end by EOS", *[f"{of}, %" for of in ASKED.values()]]
     return table([*head, "as MARS at one token"], lines)
 
 

@@ -99,10 +99,10 @@ _more = partial(emits_more, PLAN)
 CLAIMS = (
     _more(
         SHIPPED_GROUPS.name, PROMPT_LOOKUP.name,
-        "With a draft head, the shipped adapter's masks draft better than the text so far", "adapter-lookup",
+        "The shipped adapter, which has a draft head, drafts better than prompt lookup", "adapter-lookup",
         beside=(
-            ("without a head", _more(GROUPS.name, PROMPT_LOOKUP.name)),
-            ("both together", _more(SHIPPED_BOTH.name, PROMPT_LOOKUP.name)),
+            ("an adapter without a head", _more(GROUPS.name, PROMPT_LOOKUP.name)),
+            ("shipped adapter and prompt lookup", _more(SHIPPED_BOTH.name, PROMPT_LOOKUP.name)),
         ),
     ),
 )  # fmt: skip
@@ -244,13 +244,13 @@ def _base(rows: Sequence[Row], cells: Cells) -> str:
     named = []
     for base in sorted({str(row.provenance["base"]) for row in rows if row.provenance.get("base")}):
         packed = described(base)[0].quantised if is_known(base) and base.endswith("-gguf") else ""
-        how = f", whose weights were quantised ({packed}) and are dequantised here" if packed else ""
+        how = f" with dequantised weights (from {packed})" if packed else ""
         named.append(f"`{base}`{how}")
     said = [f"The base is {', '.join(named)}."] if named else []
     if answers := [right for row in done_cells(cells, AR.name).values() for right in row.correct]:
         said.append(
-            f"It answers {sum(answers):g} of {len(answers):,} questions of GSM8K and HumanEval right, so this part is "
-            "about drafting speed only."
+            f"It answers {sum(answers):g} of {len(answers):,} questions of GSM8K and HumanEval right, so this part "
+            "shows drafting speed only."
         )
     return " ".join(said)
 
@@ -261,12 +261,12 @@ def _fastest(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
         if best is None or not (ar := sweep.done.get(("ar", best.batch_size))):
             continue
         cut = best.prompts - sum(best.finished)
-        whole = f"; over the others alone {_over_ar(sweep, best, ended=True)}" if 2 * cut < best.prompts else ""
+        whole = f"; on the others it is {_over_ar(sweep, best, ended=True)}" if 2 * cut < best.prompts else ""
         yield (
-            f"- In {dtype} at batch {best.batch_size}, the fastest line that gives the base's very tokens is "
-            f"{best.contender}: {best.tokens_per_second:.0f} tokens/s, {_over_ar(sweep, best)} times as fast as `ar` "
-            f"({ar.tokens_per_second:.0f}). {best.prompts} prompts, {cut} of them cut at {best.max_new_tokens} "
-            f"tokens{whole}."
+            f"- In {dtype} at batch {best.batch_size}, the fastest line that gives exactly the base's tokens is "
+            f"{best.contender}. It emits {best.tokens_per_second:.0f} tokens/s, `ar` {ar.tokens_per_second:.0f}. The "
+            f"ratio is {_over_ar(sweep, best)} over {best.prompts} prompts. {cut} answers are cut at "
+            f"{best.max_new_tokens} tokens{whole}."
         )
 
 
@@ -278,7 +278,7 @@ def _lossless(cells: Cells) -> Iterator[str]:
         counted = [same_answers(mine, its) for mine, its in done if mine]
         if counted:
             same, asked = (sum(counts) for counts in zip(*counted, strict=True))
-            yield f"- In {dtype}, of {asked:,} answers that a method promises to be those of AR decoding, {same:,} are."
+            yield f"- In {dtype}, {same:,} of {asked:,} answers of lossless methods equal those of AR decoding."
 
 
 def _clock(sweeps: Mapping[str, SweepCells]) -> str:
@@ -324,7 +324,7 @@ def _best_lossless(sweep: SweepCells, stages: Collection[str] = (BASE, *ADAPTED)
 
 
 STUDY = Study(
-    asks="what does MARS do for a real model on a laptop?",
+    asks="how fast is lossless drafting for a real model on a laptop?",
     place=7,
     in_paper=False,
     plan=PLAN,

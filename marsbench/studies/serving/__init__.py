@@ -107,10 +107,10 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     full, last, lost = cells.full, laps[-1], sum(row.requests - row.answered for row in laps)
     same, asked = cells.same_answers()
     return {
-        "asks": "does lowering tau buy throughput under load?" if full else "what do its users get?",
+        "asks": "Does lowering tau raise throughput under load?" if full else "What do users of a server get?",
         "answers": paragraphs(page_claims(STUDY.claims, seeds, scale), _right(cells)),
         "few": _few(cells),
-        "same": f"`mars-verified` gave `ar`'s answer {same:,} times of {asked:,}." if asked else "",
+        "same": f"`mars-verified` gave the answer of `ar` to {same:,} of {asked:,} requests." if asked else "",
         "carried": _carried(cells),
         "loads": _by_load(cells),
         "tokens": str(last.max_new_tokens),
@@ -133,7 +133,7 @@ def _right(cells: LoadCells) -> str:
     fast, ar = (accuracy(cells.laps(policy, "together", cells.full)) for policy in (FAST, AR))
     if fast is None or ar is None:
         return ""
-    return f"- On a full server, {fast:.0f} % of the answers at tau = 0.5 are right, of those by `ar` {ar:.0f} %."
+    return f"- On a full server, {fast:.0f} % of the answers are right at tau = 0.5, and {ar:.0f} % by `ar`."
 
 
 def _said(ratio: Estimate | None) -> str:
@@ -156,7 +156,7 @@ CLAIMS = (
     _more(
         measure=partial(_ratio, BY_ROWS, AR, 1),
         name="one-at-a-time",
-        text="A user alone gets more tokens per second from a server that drafts and checks than by AR decoding",
+        text="For a single user, a server that drafts and checks gives more tokens per second than AR decoding",
         beside=(
             ("each of four users", _more(measure=partial(_ratio, BY_ROWS, AR, 4))),
             (f"a full server at tau = {FAST.asks['threshold']:g}", _more(measure=partial(_ratio, FAST, AR, 0))),
@@ -194,9 +194,9 @@ def _carried(cells: LoadCells) -> str:
     cost = "cost of a forward, in forwards of `ar`"
     return paragraphs(
         table(["a full server", "tokens/s", "over `ar`", "tokens/forward", cost, "right, %"], lines),
-        f"{cells.full:g} requests are in flight at any time, so the batch is always full. A forward over more "
-        "positions costs more: a policy buys tokens per forward over what its forward costs in forwards of `ar`, and "
-        "no more; *cost of a forward* follows from the two columns before it.",
+        f"The server always has {cells.full:g} requests in flight, so its batch is always full. A forward pass over "
+        "more positions takes longer. The speed over `ar` is tokens/forward divided by the *cost of a forward*, which "
+        "is calculated from these two columns.",
     )
 
 
@@ -242,7 +242,7 @@ def _ms(rows: Sequence[ServingRow], name: str, digits: int = 0, count: int = 3) 
 STUDY = Study(
     key="serving",
     name="Serving under load",
-    asks="what do users of a server get, and can it raise its throughput on the fly by lowering tau?",
+    asks="what do users of a server get, and can it raise its throughput by lowering tau?",
     place=6,
     in_paper=False,
     timed=True,

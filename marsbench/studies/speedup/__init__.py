@@ -11,7 +11,7 @@ from marsbench.findings.sweep import A_A, ALLOWED_LOSS, SweepCells, baseline_of,
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR, read_grid, shipped_grid
 from marsbench.racing.position_law import law_of
-from marsbench.rendering.claims_in_words import page_claims
+from marsbench.rendering.claims_in_words import numbers_of, page_claims
 from marsbench.rendering.figures import Labelled, labelled_figure
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sections import laid_out
@@ -21,19 +21,20 @@ from marsbench.studies.speedup import speed_claims
 from marsbench.studies.study import Item, Study
 from marsbench.training.stages import STAGES
 
-_SMALL = " These are models of a million parameters or less; they test the mechanism and are not Qwen numbers."
+_SMALL = " These are toy models; their numbers are not Qwen's."
 
 
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     sweep, same = SweepCells.of(rows), ""
     if alike := same_as_sft(sweep):
         same = (
-            f"Verified MARS gives its checkpoint's own AR tokens: {alike[0]} of {alike[1]} answers are those of AR "
-            "SFT, the model before MARS training."
+            "Verified MARS gives the AR tokens of the MARS checkpoint; "
+            f"{alike[0]} of {alike[1]} answers equal those of AR SFT, the model before MARS training."
         )
     again = {size: ratio for size in sweep.batch_sizes if (ratio := speed_up(sweep.done.get((A_A, size))))}
-    fair = ", ".join(f"{printed_ratio(ratio)} at batch {size}" for size, ratio in again.items())
+    fair = f"{', '.join(map(printed_ratio, again.values()))} at batch {', '.join(map(str, again))}"
     return {
+        **numbers_of(STUDY.claims, seeds),
         "claims": page_claims(STUDY.claims, seeds, scale),
         "answer": _answer(sweep),
         "decoded": _decoded(sweep),
@@ -44,7 +45,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         **speed_claims.table5(sweep.eager),
         **speed_claims.table6(sweep),
         "steps": _steps(rows),
-        "fair": f"`ar` under another name over `ar`, which must hold 1: {fair}." if fair else "",
+        "fair": f"The interval of `ar` over itself must contain 1: {fair}." if again else "",
     }
 
 
@@ -52,7 +53,7 @@ def _decoded(sweep: SweepCells) -> str:
     """A note where the sweep decodes another checkpoint than the tables."""
     stages = sorted({row.stage for row in sweep.rows if row.contender == "ar"})
     said = ", ".join(f"`{name}` ({STAGES[name].summary})" for name in stages)
-    about = f"Claims on speed and on speculative decoding are about {said}; the tables are about `mars`."
+    about = f"The claims on speed and speculative decoding use {said}; the tables use `mars`."
     return "" if stages in ([], ["mars"]) else about
 
 
@@ -155,7 +156,7 @@ def _best_of_each_method(sweep: SweepCells, batch_size: int) -> dict[str, SweepR
 STUDY = Study(
     key="speedup",
     name="Speed",
-    asks="how fast, at what accuracy, against what, at which batch size?",
+    asks="how much faster than AR is MARS, and at what accuracy?",
     place=4,
     grid=lambda scale, quick: read_grid(shipped_grid(scale.scale), quick=quick),
     sections=laid_out(__package__, slots),
@@ -163,11 +164,11 @@ STUDY = Study(
     claims=tuple(speed_claims.speed_claims()),
     holds=(
         Item(
-            key="table5", name="Table 5", asks="how fast by the clock is the block-level cache, by batch size?",
+            key="table5", name="Table 5", asks="how fast is the block-level cache, by batch size?",
             anchor="#table-5-the-block-level-cache", section=speed_claims.TABLE5_SECTION,
         ),
         Item(
-            key="table6", name="Table 6", asks="does MARS help speculative decoding, as target and as draft?",
+            key="table6", name="Table 6", asks="does MARS help speculative decoding, as target or draft?",
             anchor="#table-6-speculative-decoding", section=speed_claims.TABLE6_SECTION,
         ),
     ),

@@ -67,10 +67,10 @@ def _shown(words: str, measure: _Measure, **said: Any) -> tuple[str, Claim]:
 
 
 NOT_LAUNCH_BOUND = (
-    "Here a step over 8 positions already takes 1.3 times as long as over one; on a GPU it hardly takes longer (page "
-    "gpu), which is what makes the paper's ratios."
+    "A step over 8 positions takes 1.3 times as long here as over one. On a GPU it hardly takes longer (page gpu); the "
+    "paper's ratios depend on that."
 )
-FEW_QUESTIONS = "102 questions do not decide a loss of a point."
+FEW_QUESTIONS = "102 questions are too few to see a loss of one point."
 
 
 def speed_claims() -> Iterator[Claim]:
@@ -78,8 +78,8 @@ def speed_claims() -> Iterator[Claim]:
         _by_threshold(speed_ratio), "load", "Under load (a full batch, offline), lowering tau raises throughput",
         section=ABSTRACT,
         beside=(
-            _shown("accuracy in % at that tau", _by_threshold(lambda low, _: low.accuracy.times(100)), unit=POINTS),
-            _shown("right answers per second against the highest tau", _by_threshold(_right_per_second)),
+            _shown("accuracy in % at lowest tau", _by_threshold(lambda low, _: low.accuracy.times(100)), unit=POINTS),
+            _shown("right answers per second, over highest tau", _by_threshold(_right_per_second)),
         ),
     )  # fmt: skip
     yield from _table5()
@@ -191,16 +191,16 @@ def _table6() -> Iterator[Claim]:
 
     yield of_lines(
         tokens, "tokens_per_target_forward", sub, MARS_BY_AR, AR_BY_AR, "target-yields-more",
-        "A MARS target yields more tokens per target forward pass than speculative decoding with an AR target",
+        "With a MARS target, speculative decoding emits more tokens per target forward pass",
         unit=TOKENS, signed=True, low=0.0,
     )  # fmt: skip
     yield of_lines(
-        speed_ratio, "speedup", truediv, MARS_BY_AR, AR_BY_AR, "target-faster", "A MARS target is faster",
-        untestable=NOT_LAUNCH_BOUND,
+        speed_ratio, "speedup", truediv, MARS_BY_AR, AR_BY_AR, "target-faster",
+        "With a MARS target, speculative decoding is faster", untestable=NOT_LAUNCH_BOUND,
     )  # fmt: skip
     yield of_lines(
         speed_ratio, "speedup", truediv, MARS_BY_MARS, MARS_BY_AR, "draft-faster",
-        "A MARS draft makes it faster still", untestable=NOT_LAUNCH_BOUND,
+        "With a MARS draft, too, it is even faster", untestable=NOT_LAUNCH_BOUND,
     )  # fmt: skip
     yield of_lines(
         points, "accuracy_delta", sub, MARS_BY_AR, AR_BY_AR, "target-costs-nothing", "A MARS target costs no accuracy",
@@ -222,10 +222,10 @@ class Best(NamedTuple):
 BESTS = {
     "mars-95": Best(SweepCells.sure_mars, "MARS at tau = .95", "`mars` at tau = .95"),
     "best-verified": Best(
-        SweepCells.best_verified, "Verified MARS, whose tokens are its own AR decoding's,", "`mars-verified`",
+        SweepCells.best_verified, "Verified MARS", "`mars-verified`",
     ),
     "best-adapter": Best(
-        partial(SweepCells.best_verified, adapted=True), "An adapter on AR SFT, verified,",
+        partial(SweepCells.best_verified, adapted=True), "A verified adapter on AR SFT",
         "`mars-verified` with an adapter on AR SFT",
     ),
 }  # fmt: skip
