@@ -54,7 +54,7 @@ def fit(
     if METHODS[name].needs_masks and not untrained_masks:
         _check_masks(name, loaded)
     if name == "block-diffusion" and isinstance(loaded.model, Adapted):
-        raise UserError("an adapter does not act on masks that stand among tokens", fix="choose another method")
+        raise UserError("an adapter cannot act on masks that stand among tokens", fix="choose another method")
     if draft is not None and "draft" in METHODS[name].needs:
         _check_draft(loaded, draft)
         if options.get("draft_method") == "mars":

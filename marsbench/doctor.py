@@ -85,8 +85,8 @@ def check_device(scale: str, memory_gib: float) -> Iterator[Check]:
 
 def check_idle() -> Check:
     busy = warning(others_cores())
-    fix = "stop them before a race: it would time the scheduler"
-    return Check("idle", "warn" if busy else "ok", busy or "no other process is at work", fix)
+    fix = "stop them before a race: they would change its times"
+    return Check("idle", "warn" if busy else "ok", busy or "no other process is busy", fix)
 
 
 def check_output(output: Path, needed_gib: float) -> Check:

@@ -41,7 +41,7 @@ def integer(
 ) -> int:
     """A value as an int from `least` to `most`, by default as wide as a tensor's; `UserError` for any other."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise UserError(f"{name} {value!r} is no whole number", where=where, fix=fix or "give one, such as 4")
+        raise UserError(f"{name} {value!r} is not a whole number", where=where, fix=fix or "give one, such as 4")
     number, lowest, highest = int(value), -(2**63) if least is None else least, 2**63 - 1 if most is None else most
     if lowest <= number <= highest:
         return number

@@ -51,7 +51,7 @@ def check_can_be_written(file: Path, option: str) -> None:
             return
     except OSError as error:
         unfit = error.strerror or str(error)
-    fix = f"free space, mend its permissions, or choose another {option}"
+    fix = f"free space, change its permissions, or choose another {option}"
     raise UserError(f"the output cannot be written: {unfit}", where=str(file), fix=fix)
 
 

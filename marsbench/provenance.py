@@ -134,4 +134,4 @@ def warning(used: float | None) -> str:
     """One line for what is timed while others use so many cores; empty where that is next to nothing, or not known."""
     if used is None or used <= BUSY_CORES:
         return ""
-    return f"this machine is not idle: other processes use {used:.2f} cores; times will be the scheduler's, too"
+    return f"this machine is not idle: other processes use {used:.2f} cores; they change the times"

@@ -148,7 +148,7 @@ def test_the_wrong_kind_is_refused(to: Any, which: str, request: pytest.FixtureR
         export(folder, to, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").mkdir()
-    with pytest.raises(UserError, match="there already"):
+    with pytest.raises(UserError, match="already exists"):
         export(folder, to, tmp_path / "out")
 
 

@@ -86,9 +86,9 @@ def test_streams_are_those_of_transformers(skip_prompt: bool, golden: dict[str, 
         ({"repetition_penalty": 1.3}, "RepetitionPenalty"),
         ({"do_sample": True, "top_k": 5}, "TopK"), ({"method": "magic"}, "unknown method"),
         ({"method": "medusa"}, "heads"), ({"method": "mars", "mask_id": None}, "mask token"),
-        ({"threshold": 3.0}, "out of range"), ({"threshold": "0.9"}, "threshold '0.9' is no number"),
+        ({"threshold": 3.0}, "out of range"), ({"threshold": "0.9"}, "threshold '0.9' is not a number"),
         ({"method": "ar", "threshold": 0.9}, "takes no threshold"),
-        ({"block_size": "4"}, "window '4' is no whole number"), ({"sampling_seed": "0"}, "sampling seed '0'"),
+        ({"block_size": "4"}, "window '4' is not a whole number"), ({"sampling_seed": "0"}, "sampling seed '0'"),
         ({"sampling_seed": 2**63}, "sampling seed 9223372036854775808 is out of range"),
         ({"mask_id": 10**6}, "mask id 1000000 lies outside the vocabulary"),
         ({"pad_token_id": 10**6}, "pad id 1000000 lies outside the vocabulary"),
@@ -331,15 +331,15 @@ def test_a_user_is_told_of_every_option() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"window": True}, "window True is no whole number"), ({"window": 2.5}, "2.5"), ({"cache_block": "4"}, "block"),
+    ({"window": True}, "window True is not a whole number"), ({"window": 2.5}, "2.5"), ({"cache_block": "4"}, "block"),
     ({"tree_width": 1.0}, "tree width"), ({"appended_masks": "7"}, "appended masks"), ({"appended_masks": 2}, "masks"),
     ({"draft_threshold": 1.5}, "draft threshold"), ({"draft_threshold": float("nan")}, "draft threshold"),
-    ({"draft_threshold": "0.9"}, "draft threshold '0.9'"), ({"threshold": True}, "threshold True is no number"),
+    ({"draft_threshold": "0.9"}, "draft threshold '0.9'"), ({"threshold": True}, "threshold True is not a number"),
     ({"threshold": 1.5}, "out of range"), ({"threshold": -0.5, "metric": "entropy"}, "out of range"),
     ({"metric": "hope"}, "unknown confidence metric 'hope'"), ({"mask_id": "3"}, "mask id '3'"),
     ({"dtype": "int3"}, "dtype"), ({"prefill_positions": 0}, "prefill positions 0"), ({"accept": "two"}, "to accept"),
     ({"accept": "one", "threshold": 0.5}, "contradict"),
-    ({"accept": "one", "method": "mars-verified"}, "accepts whatever it verifies"),
+    ({"accept": "one", "method": "mars-verified"}, "accepts all verified drafts"),
 ]  # fmt: skip
 
 

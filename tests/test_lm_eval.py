@@ -67,9 +67,9 @@ def test_rows_are_many_unless_a_user_asks_for_fewer(
     [
         ({"treshold": 0.9}, "no option 'treshold'(.|\n)*did you mean threshold"),
         ({"zzz": 1}, "no option 'zzz'(.|\n)*choose among .*window"),
-        ({"threshold": "high"}, "threshold 'high' is no number"), ({"method": "ar", "threshold": 0.9}, "no threshold"),
+        ({"threshold": "hi"}, "threshold 'hi' is not a number"), ({"method": "ar", "threshold": 0.9}, "no threshold"),
         ({"compiled": "perhaps"}, "compiled='perhaps' is neither true nor false"),
-        ({"batch_size": "many"}, "batch size 'many' is no whole number"), ({"batch_size": 0}, "batch size 0 is below"),
+        ({"batch_size": "six"}, "batch size 'six' is not a whole number"), ({"batch_size": 0}, "batch size 0 is below"),
         ({"pretrained": None}, "no checkpoint is named"),
     ],
 )  # fmt: skip

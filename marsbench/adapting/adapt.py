@@ -151,7 +151,7 @@ class Adapting:
         free = at_hand(self._loaded.model.device) or 0
         if free < _COPIES * 4 * parameters:
             what = f"training takes some {_COPIES * 4 * parameters / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
-            raise UserError(what, where=base, fix="close other programs, or take a smaller model")
+            raise UserError(what, where=base, fix="close other programs, or choose a smaller model")
         out.mkdir(parents=True, exist_ok=True)
         if prompts is None:
             asking = replace(self._by_ar, batch_size=_ASKING_ON_GPU if on_gpu else _ROWS)

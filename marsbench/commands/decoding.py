@@ -21,13 +21,13 @@ from marsbench.serving.messages import Settings
 def show(
     start: Start,
     decoding: Decoding,
-    prompt: Annotated[str | None, typer.Argument(help="A user's question; by default one of mini_gsm8k.")] = None,
-    method: Annotated[list[str] | None, typer.Option(help="How to decode; repeatable [default: ar and mars].")] = None,
-    threshold: Annotated[float, typer.Option(help="Confidence for methods that take one.")] = 0.95,
+    prompt: Annotated[str | None, typer.Argument(help="The question [default: one of mini_gsm8k].")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Method; repeatable [default: ar and mars].")] = None,
+    threshold: Annotated[float, typer.Option(help="Confidence threshold, for methods that take one.")] = 0.95,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of the answer.")] = 96,
-    image: Annotated[Path | None, typer.Option(help="Also draw it, as FILE.svg.")] = None,
+    image: Annotated[Path | None, typer.Option(help="Also write a picture: FILE.svg.")] = None,
 ) -> None:
-    """Print an answer with the tokens of one forward pass shaded together (the paper's Figure 1)."""
+    """Print an answer; the tokens of one forward pass have one shade (the paper's Figure 1)."""
     if prompt is not None and not prompt.strip():
         raise UserError("the question is empty", fix="write one, or leave it out for one of mini_gsm8k")
     with told_to_user("the question is not UTF-8", UnicodeEncodeError, where="command line", fix="type it in UTF-8"):
@@ -71,12 +71,12 @@ def decode(
     decoding: Decoding,
     model: Annotated[str, typer.Option(help="Checkpoint folder or hub name.")],
     prompt_ids: Annotated[Path, typer.Option(help='JSON Lines, one {"prompt_ids": [...]} a line.')],
-    out: Annotated[Path, typer.Option(help="Where the continuations go, one line per prompt, in the same order.")],
+    out: Annotated[Path, typer.Option(help="Output file: one line per prompt, in the same order.")],
     method: Annotated[
         str,
         typer.Option(
-            help="How to decode: see `marsbench list methods`; auto: the window of drafts that pays on this machine, "
-            "or ar."
+            help="Decoding method: see `marsbench list methods`. auto: mars-verified with the window that is fastest "
+            "here, or ar."
         ),
     ] = "mars",
     window: Annotated[
@@ -84,18 +84,18 @@ def decode(
         typer.Option("--window", "--block-size", min=1, help=explained("window"), rich_help_panel="Options of methods"),
     ] = None,
     adapter: Adapter = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of every continuation; an EOS counts.")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt, EOS included.")] = 256,
     batch_size: BatchSize = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling; prompt i takes seed + i.")] = 0,
-    acceptance: Annotated[Path | None, typer.Option(help="Also write what became of drafts, as CSV or YAML.")] = None,
-    eos_id: Annotated[int | None, typer.Option(help="EOS; by default the checkpoint's.")] = None,
-    pad_id: Annotated[int | None, typer.Option(help="Padding; by default the checkpoint's, else EOS.")] = None,
+    acceptance: Annotated[Path | None, typer.Option(help="Also write rates of right drafts: CSV or YAML.")] = None,
+    eos_id: Annotated[int | None, typer.Option(help="EOS token [default: the checkpoint's].")] = None,
+    pad_id: Annotated[int | None, typer.Option(help="Padding token [default: the checkpoint's, else EOS].")] = None,
 ) -> None:
     """Continue prompts given as token ids.
 
-    Every line of the output has the tokens up to and without EOS, the forward passes, the tokens accepted by each (an
-    EOS counted once), what ended it, and how many drafts were right. The file appears whole or not at all.
+    Each output line has the tokens (without EOS), the number of forward passes, the tokens that each accepted (EOS
+    included), what ended the text, and how many drafts were right. The file appears whole or not at all.
     """
     decoding = replace(decoding, method="mars-verified" if method == "auto" else method, window=window)
     shared.check_for(decoding, None)
@@ -130,19 +130,19 @@ KEY_VARIABLE = "MARSBENCH_API_KEY"
 def serve(
     start: shared.Start,
     settings: Settings,
-    output: Annotated[Path, typer.Option(help="Folder for runs/, where --scale trains its checkpoint.")] = Path("."),
+    output: Annotated[Path, typer.Option(help="Folder for runs/, in which --scale trains its checkpoint.")] = Path("."),
 ) -> None:
-    """Put a checkpoint behind an API that OpenAI's clients speak, with MARS's speed knob live.
+    """Serve a checkpoint through the API of OpenAI's clients; the threshold can change while it runs.
 
-    Point any client at http://HOST:PORT/v1. Beside the usual fields a request may name its method, threshold (tau) and
-    block_size; `PUT /v1/speed` turns the default knob for all requests in flight that fixed none. See docs/serving.md.
+    Clients connect to http://HOST:PORT/v1. A request may set its own method, threshold (tau) and block_size.
+    `PUT /v1/speed` changes the defaults, also for running requests that set none. See docs/serving.md.
     """
     known = options_of(Settings)
     for name in ("dtype", "method"):
         if (value := getattr(settings, name)) is not None:
             known[name].check(name, value)
     if settings.adapt and settings.compile:
-        raise UserError("--adapt chooses windows, and with --compile none costs less", fix="leave one of them out")
+        raise UserError("--adapt chooses windows, but with --compile all cost the same", fix="leave one of them out")
     # Found out before anything is trained or loaded: whether the extra that brings a server along is there.
     from marsbench.serving.app import serve as run
 

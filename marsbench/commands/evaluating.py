@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 def eval_(
     start: shared.Start,
     decoding: Decoding,
-    benchmark: Annotated[list[str], typer.Option(help="What to ask, several times for several: see `marsbench list`.")],
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows decoded at once [default: the scale's].")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Limit [default: the benchmark's].")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of lines.")] = False,
+    benchmark: Annotated[list[str], typer.Option(help="Benchmark; repeatable: see `marsbench list benchmarks`.")],
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Prompts at once [default: the scale's].")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Token limit [default: the benchmark's].")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
-    """Ask one checkpoint one benchmark or several; prints accuracy with its interval, and tokens per forward.
+    """Ask a checkpoint one or more benchmarks. Prints accuracy with its interval, and tokens per forward.
 
-    Answers are logged as they come, in the file that is printed, and the rows are added to runs/SCALE/rows.jsonl.
+    Each answer is logged at once, in the file that the command prints. Rows go to runs/SCALE/rows.jsonl.
     """
     from marsbench.evaluation.benchmarks import benchmarks
 
@@ -81,13 +81,13 @@ def score(
     benchmark: shared.AskedBenchmark,
     responses: Annotated[Path, typer.Option(help='JSON Lines, one {"doc_id": ..., "response": "..."} a line.')],
     data_dir: shared.DataDir = None,
-    out: Annotated[Path | None, typer.Option(help="Also write every question's scores here, as JSON Lines.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the scores of each question: JSON Lines.")] = None,
 ) -> None:
-    """Score logged responses without a model; the last line printed is one JSON document.
+    """Score logged answers without a model. The last line printed is one JSON document.
 
-    A doc_id is a question's number, counted from 0 in the order of the benchmark's data (the subtasks of bbh in
-    alphabetical order, one after the other), or SUBTASK/INDEX, or HumanEval/0. One subtask alone is a benchmark too:
-    bbh_word_sorting. What `marsbench eval` logs can be scored as it is.
+    A doc_id is SUBTASK/INDEX, HumanEval/0, or the question's number, counted from 0 in the order of the data (the
+    subtasks of bbh one after the other, in alphabetical order). A subtask is a benchmark too: bbh_word_sorting. The
+    command also reads the files that `marsbench eval` writes.
     """
     from marsbench.files import check_can_be_written, write_atomically
 
@@ -106,15 +106,15 @@ def score(
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(help="Logged responses, as for `marsbench score`.")],
-    second: Annotated[Path, typer.Argument(help="Responses to the same questions.")],
+    first: Annotated[Path, typer.Argument(help="Logged answers, as for `marsbench score`.")],
+    second: Annotated[Path, typer.Argument(help="Answers to the same questions.")],
     benchmark: shared.AskedBenchmark,
     data_dir: shared.DataDir = None,
 ) -> None:
-    """Test two logged runs against each other, question by question; the last line printed is one JSON document.
+    """Compare two logged runs, question by question. The last line printed is one JSON document.
 
-    For each of the benchmark's scores: the difference in points (first minus second) with its 95 % interval, how many
-    questions only one of the two gets right, and McNemar's exact p-value. What only one file answers is left out.
+    For each score it has the difference in points (first minus second) with its 95 % interval, how many questions only
+    one run gets right, and McNemar's exact p-value. Questions that only one file answers are left out.
     """
     exam = _exam(benchmark, data_dir)
     from marsbench.evaluation.scoring import compare_files
@@ -143,7 +143,7 @@ def _in_words(result: dict[str, Any]) -> list[str]:
     if cut := result["cut_answers"]:
         lines.append(f"  {cut:,} of {result['n']:,} answers were cut at {limit} tokens, without an end")
     if cut := result["cut_prompts"]:
-        lines.append(f"  {cut:,} of {result['n']:,} prompts lost their beginnings, for which the context had no room")
+        lines.append(f"  {cut:,} of {result['n']:,} prompts did not fit into the context and lost their beginnings")
     return [*lines, f"  answers: {result['answers']}"]
 
 

@@ -14,8 +14,8 @@ from marsbench.errors import check_known
 def doctor(start: Start) -> None:
     """Check this machine before a long run.
 
-    Looks at packages, device, other processes at work, memory, disk, output folder, benchmark data and task files, and
-    says for each trouble how to mend it. Exits with 2 if a run would fail, with 0 if it would at most be narrower.
+    Checks packages, device, other busy processes, memory, disk, output folder, benchmark data and task files, and says
+    how to correct each problem. The exit status is 2 if a run would fail, else 0 (a run may then skip some cells).
     """
     from rich.console import Console
     from rich.markup import escape
@@ -37,14 +37,14 @@ def doctor(start: Start) -> None:
 def gpu_check(
     start: Start,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer questions, shorter answers, one batch size.")] = False,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Try the checks small on the CPU; nothing is written.")] = False,
-    only: Annotated[list[str] | None, typer.Option(help="A check by name; give it again for another.")] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Small checks on the CPU; writes nothing.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="Name of a check; repeatable [default: all].")] = None,
 ) -> None:
-    """Check that this GPU computes what a CPU does, how fast, and what fits.
+    """Check whether this GPU computes what a CPU does, how fast it is, and what fits.
 
-    Right: every method answers as on the CPU, graphs as eager steps, gradients are finite, trainings resume. Fast:
-    attention, steps beside the time of reading the weights, training. Fits: models of the paper's sizes.
-    Rows go to results/gpu/, the page to reports/gpu.md. Exits with 1 if a check does not hold.
+    Right: methods answer as on the CPU, graphs equal eager steps, gradients are finite, trainings resume. Fast:
+    attention, training, and steps compared with the time to read the weights. Fits: models of the paper's sizes.
+    Rows go to results/gpu/, the page to reports/gpu.md. The exit status is 1 if a check fails.
     """
     from rich.console import Console
 
@@ -59,17 +59,17 @@ def gpu_check(
 @starts("data_dir", "output")
 def gpu_window(
     start: Start,
-    minutes: Annotated[float, typer.Option(min=0.1, help="How long the GPU is there.")] = 10.0,
+    minutes: Annotated[float, typer.Option(min=0.1, help="How many minutes to use the GPU.")] = 10.0,
     base: Annotated[Path | None, typer.Option(help="A real model's folder [default: smollm2-135m if fetched].")] = None,
-    tiny: Annotated[bool, typer.Option("--tiny", help="Walk through it on the CPU, small, below runs/tiny.")] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", help="A small trial of it on the CPU, in runs/tiny.")] = False,
 ) -> None:
-    """Measure all that a GPU can say in a few minutes, what matters most first.
+    """Measure in a few minutes what a GPU can show, the most important first.
 
-    Checks, the cost of a decoding step at 0.5B and 7B (random weights; with the paper's acceptance carried over, tokens
-    per second too), training speed, and of a real model, where its weights are there: prompts that it asks itself, its
-    answers, AR SFT, MARS in both alignments and an adapter trained on them, and their answers to benchmarks.
-    The same command goes on where it was interrupted. Nothing is fetched. Rows go to results/gpu/, the page to
-    reports/gpu.md, the rest to runs/gpu-window/.
+    It runs the checks, and measures the cost of a decoding step at 0.5B and 7B (random weights, and tokens per second
+    with the paper's acceptance carried over) and training speed. With the weights of a real model, that model asks
+    itself questions and answers them; AR SFT, MARS in both alignments and an adapter train on that and are asked
+    benchmarks. After an interruption, the same command goes on. It downloads nothing. Rows go to results/gpu/, the page
+    to reports/gpu.md, the rest to runs/gpu-window/.
     """
     from rich.console import Console
 
@@ -88,7 +88,7 @@ _LISTS = ("scales", "stages", "methods", "benchmarks", "tables")
 def list_(
     what: Annotated[str, typer.Argument(help="scales, stages, methods, benchmarks or tables.")] = "all",
 ) -> None:
-    """Show what there is: scales, training stages, decoding methods, benchmarks and tables."""
+    """List scales, training stages, decoding methods, benchmarks and tables."""
     check_known("list", what, [*_LISTS, "all"])
     for name in _LISTS if what == "all" else [what]:
         print_table(*_listed(name))

@@ -17,16 +17,16 @@ def plan(
     start: shared.Start,
     table: Annotated[
         str | None,
-        typer.Option(help="Its number in the paper, a name of `marsbench list tables`, or all [default: 2]."),
+        typer.Option(help="Number in the paper, name in `marsbench list tables`, or all [default: 2]."),
     ] = None,
-    sweep: Annotated[bool, typer.Option("--sweep", help="Not a table, but what `marsbench sweep` would do.")] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Plan `marsbench sweep` instead of a table.")] = False,
     grid: shared.GridFile = None,
     quick: shared.Quick = False,
 ) -> None:
-    """Say what reproducing a table, or a sweep, would take, without running anything or asking a hub.
+    """Show what reproducing a table, or a sweep, would take. Runs and downloads nothing.
 
-    Lists the lines or contenders with their checkpoints, and the work: what is trained, answered, raced and scored,
-    what waits for what, and how many hours of a device each takes. `--table all` is the work of the whole paper.
+    Lists the lines or contenders with their checkpoints, then the tasks: what is trained, answered, raced and scored,
+    what waits for what, and the device hours of each. `--table all` plans the whole paper.
     """
     from rich.console import Console
 
@@ -56,26 +56,26 @@ def plan(
 @shared.starts(*shared.OF_RUN)
 def reproduce(
     start: shared.Start,
-    what: Annotated[str, typer.Argument(help="A table or figure, such as table2; appendix-a; a page of ours; all.")],
-    quick: Annotated[bool, typer.Option("--quick", help="With all, table5, table6: the sweep's quick grid.")] = False,
+    what: Annotated[str, typer.Argument(help="Table or figure (table2), appendix-a, another page, or all.")],
+    quick: Annotated[bool, typer.Option("--quick", help="For all, table5 and table6: the sweep's quick grid.")] = False,
     jobs: shared.Jobs = None,
     cluster: shared.ClusterAddress = None,
 ) -> None:
-    """Measure one of the paper's tables or figures, a page of our own, or the whole paper, and write the page.
+    """Measure a table or figure of the paper, another page, or the whole paper, and write the page.
 
-    `marsbench list tables` names them all. Tables 5 and 6 are the speed sweep's, Figure 3 stands on the page of Table
-    8, Appendix A on that of Table 2.
+    `marsbench list tables` names all pages. The speed sweep makes Tables 5 and 6. Figure 3 is on the page of Table 8,
+    Appendix A on that of Table 2.
 
-    What is missing is trained and measured, several checkpoints at a time, each on a core or a GPU; what is timed runs
-    alone. Rows go to results/, the page with its figures to reports/; with --benchmarks, --limit or --seed to folders
-    of their own, as in reports/mini/real-limit8-seed1/. Interrupted at any moment, the same command goes on where it
-    stopped. `marsbench plan` says beforehand what it will take.
+    The command trains and measures what is missing, several checkpoints at a time, each on a core or a GPU. Timed work
+    runs alone. Rows go to results/, the page with its figures to reports/; with --benchmarks, --limit or --seed to
+    their own folders, for example reports/mini/real-limit8-seed1/. After an interruption, the same command goes on.
+    `marsbench plan` shows the work before.
 
-    Where models are pretrained, `--train` trains what a page needs: on `--chat-data`, for `--max-steps`, and from
-    a `--base` of your own, which wants an `--output` of its own too.
+    At scales with pretrained models, `--train` trains what a page needs: on `--chat-data`, for `--max-steps`, and from
+    your own `--base`, which also needs its own `--output`.
 
-    `all` makes every page, then the index; a page that cannot be made is named. With --cluster, the machines of a Ray
-    cluster do the work, on an --output folder that all of them see.
+    `all` makes every page, then the index, and names the pages that failed. With --cluster, a Ray cluster does the
+    work; all its machines must see the --output folder.
     """
     from marsbench.executors.tasks import import_ahead
     from marsbench.overview import PRELOAD
@@ -83,15 +83,15 @@ def reproduce(
 
     study = study_of(what) if what != "all" else None
     if quick and study is not None and study.grid is None:
-        raise UserError("--quick is the speed sweep's", fix="leave it out, or give it to marsbench sweep")
+        raise UserError("--quick is only for the speed sweep", fix="leave it out, or give it to marsbench sweep")
     if cluster is not None and jobs:
-        raise UserError("--jobs and --cluster do not go together", fix="leave --jobs out: a cluster has its own")
+        raise UserError("--jobs and --cluster do not go together", fix="leave --jobs out: the cluster decides")
     if jobs != 1 and cluster is None:
         import_ahead(PRELOAD)
     run = start.run()
     if start.max_steps and run.scale.world:
         fix = f"leave it out, or choose a scale of {', '.join(scales_with_chat_data())}"
-        raise UserError(f"--max-steps is not for scale {start.scale}, whose pages are of trainings in full", fix=fix)
+        raise UserError(f"--max-steps is not for scale {start.scale}: its pages need full trainings", fix=fix)
     from marsbench.findings.collection import whole_paper_folder
     from marsbench.overview.pages import write_whole_paper
     from marsbench.overview.reproduction import reproduce_all, reproduce_page
@@ -110,7 +110,7 @@ def reproduce(
 
 @shared.starts("scale", "output")
 def report(start: shared.Start) -> None:
-    """Render every page of a scale again from its rows in results/, the index too."""
+    """Render all pages of a scale, and the index, from the rows in results/."""
     from marsbench.gpu_check.page import write_gpu_page
     from marsbench.overview.pages import write_scale, write_whole_paper
     from marsbench.presets import preset
@@ -133,20 +133,20 @@ def sweep(
     start: shared.Start,
     grid: shared.GridFile = None,
     quick: shared.Quick = False,
-    label: Annotated[str, typer.Option(help="Rows and page go to folders of this name, beside those of others.")] = "",
+    label: Annotated[str, typer.Option(help="Folder name for rows and page [default: none].")] = "",
     pack: shared.Pack = True,
 ) -> None:
     """Race thresholds, windows and methods at several batch sizes, and write reports/speedup.md.
 
-    All contenders of a batch size decode the same prompts in turn, so their ratios can be believed. Leave the machine
-    alone while it runs. Interrupted at any moment, the same command goes on where it stopped.
+    All contenders of a batch size decode the same prompts in turn, so their ratios are comparable. Do not use the
+    machine while it runs. After an interruption, the same command goes on.
     """
     from marsbench.presets import preset
     from marsbench.racing.grid import read_grid, shipped_grid
 
     preset(start.scale)
     if set(label) & set("/\\") or ".." in label:
-        raise UserError(f"--label {label} is no name of a folder", fix="give letters, digits, dots and dashes")
+        raise UserError(f"--label {label} is not a folder name", fix="give letters, digits, dots and dashes")
     chosen = read_grid(grid or shipped_grid(start.scale), quick=quick)
     run = start.run()
     shared.use_packing(pack)
@@ -161,14 +161,14 @@ def sweep(
 
 
 def results(
-    files: Annotated[list[Path], typer.Argument(help="Files or stores of rows, such as results/mini/sweep.jsonl.")],
-    where: Annotated[list[str] | None, typer.Option(help="FIELD=VALUE of rows (method=mars); repeatable.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the rows: FILE.csv or FILE.jsonl.")] = None,
+    files: Annotated[list[Path], typer.Argument(help="Files or folders of rows: results/mini/sweep.jsonl.")],
+    where: Annotated[list[str] | None, typer.Option(help="Rows with FIELD=VALUE (method=mars); repeatable.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the rows to FILE.csv or FILE.jsonl.")] = None,
 ) -> None:
     """Merge rows of several files, filter them, and export them for other tools.
 
-    Of a cell that several files hold, the last finished row counts. Nested fields are called as in
-    `options.threshold` and `provenance.commit`. Without --out, prints a summary of the rows.
+    If several files hold a cell, its last finished row counts. Nested fields have names like `options.threshold` and
+    `provenance.commit`. Without --out, the command prints a summary.
     """
     from marsbench.findings.export import export, matching, merged
 
@@ -191,17 +191,17 @@ def results(
 @shared.starts("whose", "adapter", "stage", "block_size", "data_dir", "scale", "seed", "output")
 def tune(
     start: shared.Start,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded at once.")] = 1,
-    max_loss: Annotated[float, typer.Option(min=0, help="Points of accuracy that may be lost against AR.")] = 1.0,
-    benchmarks: Annotated[str | None, typer.Option(help="What to ask: names, mini or real, commas between.")] = None,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts from all benchmarks alike.")] = 96,
-    positions: Annotated[int, typer.Option(min=1, help="Time forward passes of up to so many positions.")] = 1024,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 1,
+    max_loss: Annotated[float, typer.Option(min=0, help="Most points of accuracy to lose against AR.")] = 1.0,
+    benchmarks: Annotated[str | None, typer.Option(help="Benchmarks: names, mini or real, with commas.")] = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts, equally many of each benchmark.")] = 96,
+    positions: Annotated[int, typer.Option(min=1, help="Most positions of the timed forward passes.")] = 1024,
     pack: shared.Pack = True,
 ) -> None:
-    """Recommend a window and a threshold for a MARS checkpoint, a batch size and an allowed loss of accuracy.
+    """Recommend a window and a threshold for a MARS checkpoint at a batch size and an allowed loss of accuracy.
 
-    Times forward passes by their positions on this machine, measures how many tokens each setting accepts, predicts
-    which is fastest, and races that one against AR.
+    Times forward passes on this machine, measures how many tokens each setting accepts, predicts the fastest setting,
+    and races it against AR.
     """
     shared.check_for(Decoding(window=start.block_size), start.trained_stage)
     run = replace(start, benchmarks=benchmarks).run()

@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 
 Command = Callable[..., None]
 
-AskedBenchmark = Annotated[str, typer.Option(help="What was asked: see `marsbench list benchmarks`.")]
-GridFile = Annotated[Path | None, typer.Option(help="YAML of contenders and batch sizes [default: the scale's own].")]
-Quick = Annotated[bool, typer.Option("--quick", help="Fewer prompts, laps and batch sizes, as the grid says.")]
+AskedBenchmark = Annotated[str, typer.Option(help="Benchmark of the answers: see `marsbench list benchmarks`.")]
+GridFile = Annotated[Path | None, typer.Option(help="YAML file of contenders and batch sizes [default: the scale's].")]
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer prompts, laps and batch sizes, as set in the grid.")]
 
-Jobs = Annotated[int | None, typer.Option(min=1, help="Processes [default: one per GPU, else per core of the world].")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes [default: one per GPU; in the toy, per core].")]
 ClusterAddress = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="auto|ADDRESS", help="Work on a Ray cluster, this machine's or at an address."),
+    typer.Option("--cluster", metavar="auto|ADDRESS", help="Use a Ray cluster: this machine's, or the one at ADDRESS."),
 ]
 OwnPromptFile = Annotated[
     Path | None,
-    typer.Option(help='JSON Lines: {"prompt": "..."} or {"messages": [...]} a line; without, the model asks itself.'),
+    typer.Option(help='JSON Lines: {"prompt": "..."} or {"messages": [...]}; without it, the model asks itself.'),
 ]
-PromptColumn = Annotated[str | None, typer.Option(help="Column with the prompts, as text or turns, such as question.")]
+PromptColumn = Annotated[str | None, typer.Option(help="Name of the field with the prompts (text or turns).")]
 
 # The options of `Start` that make a run and say what it trains on; the others say which checkpoint decodes.
 OF_RUN = (
@@ -61,27 +61,27 @@ class Start:
 
     scale: str = option("Model, data and budgets: see `marsbench list scales`.", DEFAULT_SCALE)
     seed: int = option("Seed of initial weights and training data.", 0, least=0, most=2**32 - 1)
-    benchmarks: str | None = option("Instead of the scale's own: names, `mini` or `real`, with commas between.")
+    benchmarks: str | None = option("Benchmarks: names, `mini` or `real`, with commas [default: the scale's].")
     limit: int | None = option("Only the first N questions of each benchmark.", least=1)
     data_dir: Path | None = option("Local copy of the benchmark data.", shown={"envvar": "MARSBENCH_DATA"})
     train_all: bool = option(
-        "Train every stage, even where a published checkpoint or a shipped base exists.", False,
+        "Train every stage, even if a published checkpoint or a shipped base exists.", False,
         flags=("--train", "--from-scratch"),
     )  # fmt: skip
-    checkpoint: tuple[str, ...] = option("STAGE=FOLDER_OR_HUB_NAME, of a stage (mars-b8: for B = 8); repeatable.", ())
+    checkpoint: tuple[str, ...] = option("STAGE=FOLDER_OR_HUB_NAME (mars-b8: mars at B = 8); repeatable.", ())
     output: Path = option("Folder for runs/, results/ and reports/.", Path("."))
 
-    whose: str | None = option("Checkpoint folder or hub name; without, the scale's --stage.", flags=("--checkpoint",))
+    whose: str | None = option("Checkpoint folder or hub name [default: the scale's --stage].", flags=("--checkpoint",))
     adapter: str | None = option(
-        "Gated adapter to act on the checkpoint's masks; without --checkpoint, on the one that it was trained on.",
+        "Folder of a gated adapter for the checkpoint's masks [default checkpoint: the one it was trained on].",
         shown={"metavar": "DIR"},
     )
-    stage: str | None = option("The scale's own, trained if missing [default: mars; at 135m the shipped adapter].")
-    block_size: int = option("B that the checkpoint was, or is to be, trained with.", DEFAULT_BLOCK_SIZE, least=2)
+    stage: str | None = option("Stage of the scale, trained if missing [default: mars; at 135m the shipped adapter].")
+    block_size: int = option("B (block size) of the checkpoint's training.", DEFAULT_BLOCK_SIZE, least=2)
 
-    base: str | None = option("Pretrained checkpoint to start from, folder or hub name, at a scale that has one.")
-    chat_data: str | None = option("Conversations, JSON Lines file or hub data set with `messages`, at such a scale.")
-    max_steps: int | None = option("Steps of every stage, in place of the scale's budget.", least=1)
+    base: str | None = option("Pretrained checkpoint to start from: folder or hub name (pretrained scales).")
+    chat_data: str | None = option("Conversations: JSON Lines or hub data set with `messages` (pretrained scales).")
+    max_steps: int | None = option("Steps of every stage [default: the scale's budget].", least=1)
     compiled: bool | None = field(default=None, metadata={"option": HOW["compiled"]})
 
     @property
@@ -225,7 +225,7 @@ def dtype_of(name: str) -> torch.dtype:
     return getattr(torch, name)  # type: ignore[no-any-return]
 
 
-BatchSize = Annotated[int | None, typer.Option(min=1, help="Rows decoded at once; by default 16, for hf-assisted 1.")]
+BatchSize = Annotated[int | None, typer.Option(min=1, help="Prompts decoded together [default: 16; hf-assisted 1].")]
 
 
 def decodes(*more: str) -> Callable[[Command], Command]:
@@ -251,7 +251,7 @@ def check_for(decoding: Decoding, stage: str | None) -> None:
     objective = stage_of(stage).objective if stage is not None else None
     if objective and "masks" in needs and objective not in BLOCKWISE and not decoding.untrained_masks:
         what = f"method {method!r} needs a checkpoint trained with masks; stage {stage!r} is trained without"
-        raise UserError(what, fix="choose --stage mars, or --untrained-masks to see what happens without")
+        raise UserError(what, fix="choose --stage mars, or give --untrained-masks to try it anyway")
     if objective and "heads" in needs and objective != "medusa":
         raise UserError(f"method {method!r} needs Medusa heads; stage {stage!r} has none", fix="choose --stage medusa")
 

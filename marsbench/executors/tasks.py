@@ -78,7 +78,7 @@ def perform(task: Task, made: Sequence[Any], logs: Path, node: str = "") -> Ende
         except Exception as problem:  # a bug: its traceback is in the log
             traceback.print_exception(problem)
             what = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"
-            fix = "mend what the log says; the same command then goes on where it stopped"
+            fix = "correct what the log says; the same command then goes on"
             error = UserError(f"{task.title} failed: {what}", where=str(log), fix=fix)
     took = time.perf_counter() - started
     return Ended(task.name, task.failed(error) if error else value, error, node, took)

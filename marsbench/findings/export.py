@@ -33,7 +33,7 @@ def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
     for condition in conditions:
         name, equals, value = condition.partition("=")
         if not equals:
-            raise UserError(f"{condition!r} is no condition", fix="write --where FIELD=VALUE, such as method=mars")
+            raise UserError(f"{condition!r} is not a condition", fix="write --where FIELD=VALUE, such as method=mars")
         known = sorted({field for _, fields in kept for field in fields})
         if kept and name not in known:
             raise unknown_name("field", name, known)
@@ -79,7 +79,7 @@ def export(rows: Sequence[Row], file: Path) -> Path:
         raise unknown_name("kind of file", file.suffix or file.name, list(FORMATS))
     check_can_be_written(file, "--out")
     if not rows:
-        raise UserError("no row is left to write", where=str(file), fix="loosen --where; without --out, rows are shown")
+        raise UserError("no row is left to write", where=str(file), fix="widen --where; without --out, rows are shown")
     if file.suffix == ".jsonl":
         return write_atomically(file, rows_text(rows).encode())
     import pandas as pd

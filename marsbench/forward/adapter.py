@@ -127,4 +127,4 @@ def _adding(change: Callable[[Tensor], Tensor], masked: Tensor | None, name: str
 
 
 def _unfit(why: str) -> UserError:
-    return UserError(f"this adapter does not fit: {why}", fix="take the model that it was trained for")
+    return UserError(f"this adapter does not fit: {why}", fix="use the model that it was trained for")

@@ -42,25 +42,25 @@ class Options:
     heads: Any = None  # Medusa heads
     shifted: bool = False  # whether the token before each mask of block diffusion predicts it
     window: int | None = option(
-        "Tokens that a forward pass settles at most: B, or any number where drafts are verified.", usual=4, least=1
+        "Most tokens that a forward pass accepts: B, or any number if drafts are verified.", usual=4, least=1
     )
     metric: Metric | None = option(
-        "What thresholds are of: probability, entropy or margin.", usual="probability", called="confidence metric"
+        "Confidence metric: probability, entropy or margin.", usual="probability", called="confidence metric"
     )
-    layout: Layout | None = option("Where masks stand: groups (more tokens) or linear (cheaper).", usual="groups")
+    layout: Layout | None = option("Layout of masks: groups (more tokens) or linear (cheaper).", usual="groups")
     groups: int | None = option(
-        "K: groups of masks in a forward at most, where drafts likeliest end [default: everywhere].", least=1
+        "K: most groups of masks in a forward, at the likeliest ends of drafts [default: all].", least=1
     )
-    head_top: int | None = option("Likeliest tokens that a draft head chooses from.", usual=64, least=2, most=2**20)
+    head_top: int | None = option("Likeliest tokens from which a draft head chooses.", usual=64, least=2, most=2**20)
     cache_block: int | None = option("B_cache, in tokens.", usual=4, least=1)
-    appended_masks: int | None = option("Masks behind the text, at least B - 1 [default: B - 1].", least=0)
-    draft_length: int | None = option("K: tokens drafted (or looked up) per round at most.", usual=4, least=1)
-    ngram: int | None = option("Tokens of the longest match that is looked up in the text so far.", usual=3, least=1)
+    appended_masks: int | None = option("Masks after the text, at least B - 1 [default: B - 1].", least=0)
+    draft_length: int | None = option("K: most tokens drafted (or looked up) per round.", usual=4, least=1)
+    ngram: int | None = option("Length of the longest match looked up in the text so far.", usual=3, least=1)
     draft_method: Literal["ar", "mars"] | None = option("How the draft model decodes: ar or mars.", usual="ar")
-    draft_threshold: float | None = option("Confidence that drafts by mars must pass.", usual=0.95, least=0, most=1)
+    draft_threshold: float | None = option("Confidence threshold for drafts by mars.", usual=0.95, least=0, most=1)
     tree_width: int | None = option("Guesses of the first Medusa head; 1 is a chain.", usual=1, least=1)
     quantised: Literal["none", "q8_0", "q4_1"] | None = option(
-        "How llama.cpp gets the weights: as they are, q8_0 or q4_1.", usual="none"
+        "Weights for llama.cpp: none (not quantised), q8_0 or q4_1.", usual="none"
     )
 
 
@@ -169,25 +169,25 @@ def explained(name: str, default: str = "") -> str:
 class Decoding(Options):
     """How to decode, as a user says it: on the command line, in lm-eval's arguments and in a call of `generate`."""
 
-    method: str = option("How to decode: see `marsbench list methods`.", "mars")
+    method: str = option("Decoding method: see `marsbench list methods`.", "mars")
     threshold: float | None = option(
-        "Confidence to accept a token, or to draft one that is verified; without it, mars takes one per forward pass."
+        "Confidence to accept a token, or to draft one for verification; without it, mars accepts one per pass."
     )
     accept: Literal["one"] | None = option(
-        "`one`: exactly one token per pass, for methods that do not verify.", called="way to accept"
+        "`one`: exactly one token per pass, for methods without verification.", called="way to accept"
     )
-    draft: Any = option("Draft model's checkpoint folder, for speculative, mars-speculative and hf-assisted.", kind=str)
+    draft: Any = option("Checkpoint of the draft model, for speculative, mars-speculative and hf-assisted.", kind=str)
     untrained_masks: bool = option("Use masks even if the checkpoint never saw any.", False)
-    mask_id: int | None = option("The mask token's id [default: of the tokenizer's <|mask|>].", least=0)
-    dtype: Dtype = option("Of weights and caches: float32, bfloat16 or float16.", "float32")
-    prefill_positions: int = option("Prompt tokens in one pass; fewer take less memory.", PREFILL_POSITIONS, least=1)
+    mask_id: int | None = option("Id of the mask token [default: the tokenizer's <|mask|>].", least=0)
+    dtype: Dtype = option("Type of weights and caches: float32, bfloat16 or float16.", "float32")
+    prefill_positions: int = option("Prompt tokens in one pass; fewer need less memory.", PREFILL_POSITIONS, least=1)
     compiled: bool | None = option(
-        "Run each step as one graph: the same tokens (in 16 bits, up to rounding), sooner. The default on CUDA; on a "
-        "CPU it is compiled for each shape (rows, lengths), in ten seconds, and kept on disk, so it pays on long runs.",
+        "Run each step as one graph: faster, with the same tokens (in 16 bits, up to rounding). Default on CUDA. A CPU "
+        "compiles each shape (rows, lengths) in ten seconds and keeps it on disk; use it for long runs.",
         flags=("--compile/--no-compile",),
     )
     pack: bool = option(
-        "On a CPU, copy weights in reading order: twice the memory, and sooner.", True, flags=("--pack/--no-pack",)
+        "On a CPU, copy weights in reading order: faster, with twice the memory.", True, flags=("--pack/--no-pack",)
     )
 
     @classmethod
@@ -214,7 +214,7 @@ class Decoding(Options):
         if self.accept and self.threshold is not None:
             raise UserError("--accept one and --threshold contradict each other", fix="leave one of them out")
         if self.accept and METHODS[self.method].lossless and self.method not in ("ar", "hf-generate"):
-            raise UserError(f"method {self.method!r} accepts whatever it verifies", fix="leave --accept out")
+            raise UserError(f"method {self.method!r} accepts all verified drafts", fix="leave --accept out")
         metric: Metric | None = (self.metric or "probability") if METHODS[self.method].takes_threshold else None
         bar(self.threshold, metric, self.method)
         return self

@@ -96,7 +96,7 @@ def write_gguf(model: Any, file: Path, quantised: Quantised = "none") -> None:
     config = model.config
     kind = config.model_type
     if kind not in _KINDS or model.dtype not in _TYPES:
-        raise UserError(f"llama.cpp takes no model of the kind {kind} in {model.dtype}", fix="race Llama or Qwen2")
+        raise UserError(f"llama.cpp cannot load a {kind} model in {model.dtype}", fix="race Llama or Qwen2")
     writer: Any = gguf.GGUFWriter(file, kind)
     rotary = model.get_decoder().rotary_emb
     size = rotary.inv_freq.numel() * 2  # of a head

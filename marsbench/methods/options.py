@@ -35,7 +35,7 @@ class Option:
             integer(value, words, least=self.least, most=self.most)
         elif self.kind is float:
             if isinstance(value, bool) or not isinstance(value, Real):
-                raise UserError(f"{words} {value!r} is no number", fix=f"give one, as in {name}=0.95")
+                raise UserError(f"{words} {value!r} is not a number", fix=f"give one, as in {name}=0.95")
             number = cast("float", value)
             if self.least is not None and self.most is not None and not self.least <= number <= self.most:
                 raise UserError(f"{words} {value} is out of range", fix=f"give {self.least:g} to {self.most:g}")

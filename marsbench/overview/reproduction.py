@@ -24,7 +24,7 @@ def reproduce_page(name: str, run: Run, executor: Executor, *, quick: bool = Fal
     study = study_of(name)
     if study.plan and study.plan.seed not in (None, run.seed):
         raise UserError(
-            f"{study.name} chooses between lines, on a training seed that no other page has",
+            f"{study.name} chooses between lines on its own training seed",
             fix=f"give --seed {study.plan.seed}",
         )
     made = carry_out([study], run, executor, quick=quick)
@@ -58,7 +58,7 @@ def reproduce_all(run: Run, executor: Executor, *, quick: bool = False) -> None:
         nothing = len(failed) == len(wanted) and all(isinstance(error, NothingMeasured) for error in failed.values())
         raise (NothingMeasured if nothing else UserError)(
             f"{len(failed)} of {len(wanted)} pages could not be made: {', '.join(failed)}",
-            fix="do what the messages above say; the same command then makes what is missing",
+            fix="follow the messages above; the same command then makes the missing pages",
         )
 
 
@@ -77,7 +77,7 @@ def _publish(study: Study, rows: Sequence[Row], workspace: Workspace) -> Path:
         reasons = dict.fromkeys(row.reason for row in rows if row.reason)
         raise NothingMeasured(
             f"nothing of {study.name} could be measured at scale {workspace.scale}: {'; '.join(reasons)}",
-            fix=f"marsbench doctor --scale {workspace.scale} says what this machine lacks",
+            fix=f"marsbench doctor --scale {workspace.scale} shows what is missing here",
         )
     before, queries = workspace.rows, pages()
     others = [queries[name] for name in workspace.pages if name in queries and name != study.key]

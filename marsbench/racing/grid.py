@@ -105,7 +105,7 @@ class _UniqueKeys(yaml.SafeLoader):
 def read_grid(file: Path, *, quick: bool = False) -> Grid:
     """A grid from its file, with what stands there under `quick`, if that is wanted; `UserError` says what is wrong."""
     text = read_text(file, "give a YAML file with --grid")
-    with told_to_user("not a YAML file", yaml.YAMLError, ValueError, RecursionError, where=file, fix="mend it there"):
+    with told_to_user("not a YAML file", yaml.YAMLError, ValueError, RecursionError, where=file, fix="correct it"):
         settings = yaml.load(text, _UniqueKeys)
     try:
         said = _checked(settings, dict[str, Any])
@@ -134,7 +134,7 @@ _Given: Any = with_config(extra="forbid")(_Fields)
 
 
 def _checked(given: Any, kind: Any, where: str = "") -> Any:
-    fix = "mend it there; marsbench/presets/grids/mini.yaml shows how"
+    fix = "correct the file; marsbench/presets/grids/mini.yaml is an example"
     with told_to_user("this is no grid", ValueError, TypeError, where=where, fix=fix):
         return parse_json(json.dumps(given, default=str), kind)
 
@@ -160,7 +160,7 @@ def _contenders(given: Any, number: int) -> Iterator[Line]:
     where = f"contender {number}"
     given = _checked(given, dict[str, Any], where)
     if empty := next((name for name, value in given.items() if value == []), None):
-        raise UserError(f"the list of {empty} is empty", where=where, fix="fill it, or leave it out")
+        raise UserError(f"the list of {empty} is empty", where=where, fix="add a value, or leave it out")
     lists = {name: value if isinstance(value, list) else [value] for name, value in renamed(given).items()}
     for values in product(*lists.values()):
         varied = [name for name, choices in lists.items() if len(choices) > 1]
@@ -191,7 +191,7 @@ def _contender(given: dict[str, Any], varied: list[str], where: str) -> Line:
     rates: tuple[float, ...] = ()
     if (forced := given.get("acceptance")) is not None:
         if method not in ("mars", "mars-verified") or (method == "mars" and threshold is None):
-            raise UserError(f"{name} guesses nothing whose acceptance could be said", where=where, fix="leave it out")
+            raise UserError(f"{name} has no guesses, so it takes no acceptance", where=where, fix="leave it out")
         rates, source = carried_of(forced, options.get("window", DEFAULT_BLOCK_SIZE) - 1, where)
         options["acceptance"] = f"carried over from {source}"
     return Line(
@@ -227,14 +227,14 @@ def carried_of(said: Any, guesses: int, where: str = "") -> Carried:
     """What a grid says of a contender's acceptance (`_KINDS`), for so many guesses, or `UserError`."""
     known = [name for name in _KINDS if isinstance(said, Mapping) and name in said]
     if len(known) != 1 or set(said) - {*known, *(("scale", "block_size") if known == ["published"] else ())}:
-        raise UserError(f"acceptance: {said} is not understood", where=where, fix=f"say one of: {', '.join(_KINDS)}")
+        raise UserError(f"acceptance: {said} is not understood", where=where, fix=f"use one of: {', '.join(_KINDS)}")
     (kind,) = known
     value, source = said[kind], f"{kind} {said[kind]}"
     if kind == "rates":
         rates = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
         falls = all(0 <= after <= before <= 1 for before, after in zip((1.0, *rates), rates, strict=False))
         if len(rates) != guesses or not falls:
-            fix = "give the part of all steps that keep each guess and those before it, none above the one before"
+            fix = "give for each guess the share of steps that keep it and all before it; shares must not rise"
             raise UserError(f"{value} are no rates of {guesses} guesses", where=where, fix=fix)
         return Carried(rates, f"rates {', '.join(f'{rate:g}' for rate in rates)}")
     if kind == "published":
@@ -242,7 +242,7 @@ def carried_of(said: Any, guesses: int, where: str = "") -> Carried:
     elif kind == "file":
         value, source = _in_file(Path(str(value)), guesses), str(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= guesses + 1:
-        raise UserError(f"{guesses} guesses cannot settle {value} tokens", where=where, fix=f"give 1 to {guesses + 1}")
+        raise UserError(f"{guesses} guesses cannot give {value} tokens", where=where, fix=f"give 1 to {guesses + 1}")
     return Carried(_rates(float(value), guesses), source)
 
 
@@ -274,7 +274,7 @@ def _in_file(file: Path, guesses: int) -> Any:
         (modes,) = yaml.safe_load(file.read_text(encoding="utf-8")).values()
         by_guesses = {int(number): float(mean) for number, mean in modes.get(_MODE, next(iter(modes.values()))).items()}
     except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError, StopIteration, RecursionError) as error:
-        raise UserError(f"no table of acceptance: {error}", where=str(file), fix="see docs/sweeps.md") from error
+        raise UserError(f"not a table of acceptance: {error}", where=str(file), fix="see docs/sweeps.md") from error
     if guesses not in by_guesses:
         fix = f"it has: {', '.join(map(str, by_guesses))}"
         raise UserError(f"it has nothing for {guesses} drafts", where=str(file), fix=fix)

@@ -128,7 +128,7 @@ class Checkpoints:
             while self.record(trained) is None:
                 if time.monotonic() > patience:
                     fix = "check that all machines share the output folder, and see the log of its training"
-                    what = f"the checkpoint of {trained.title} is not to be seen from here"
+                    what = f"this machine cannot see the checkpoint of {trained.title}"
                     raise UserError(what, where=str(folder), fix=fix)
                 list(folder.parent.glob("*"))  # has a network file system look again
                 time.sleep(1.0)

@@ -97,7 +97,7 @@ class TrainTask(RunTask):
         from marsbench.running.checkpoints import Checkpoints
 
         if run.failures:
-            raise UserError("; ".join(dict.fromkeys(run.failures.values())), fix="mend that first")
+            raise UserError("; ".join(dict.fromkeys(run.failures.values())), fix="correct that first")
         Checkpoints(run).path(self.trained)  # trains it where it is not there
         return Made(trained=self.trained)
 

@@ -164,7 +164,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(settings: Settings, say: Callable[[str], None]) -> None:
     if any(key is not None and not key.strip() for key in (*settings.api_key, settings.speed_key)):
-        raise UserError("an API key is empty, which every request would bring", fix="give a key, or none at all")
+        raise UserError("an API key is empty, so every request would have it", fix="give a key, or none at all")
     own = listen(settings.host, settings.port)
 
     def said(text: str) -> None:
@@ -196,7 +196,7 @@ async def _serve(settings: Settings, own: socket.socket, say: Callable[[str], No
             raise engine.fatal
         if engine.ready is not None and settings.method not in (None, *engine.ready.methods):
             what = f"method {settings.method!r} needs a checkpoint trained with masks"
-            fix = "use a MARS checkpoint, --method ar, or --untrained-masks to see what happens without"
+            fix = "use a MARS checkpoint, --method ar, or --untrained-masks to try it anyway"
             raise UserError(what, where=settings.checkpoint, fix=fix)
         config = uvicorn.Config(
             build(engine), log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="off",

@@ -86,47 +86,47 @@ class Settings:
     """The options of `marsbench serve`, under their names; times in seconds unless they say otherwise."""
 
     checkpoint: str = ""
-    name: str = option("What clients call the model [default: the folder's name, or the stage's].", "")
+    name: str = option("Model name for clients [default: the folder's name, or the stage's].", "")
     dtype: Dtype | None = option("float32, bfloat16 or float16 [default: bfloat16 on a GPU, else float32].")
     untrained_masks: bool = option("Use masks even if the checkpoint never saw any.", False)
     # What counts where a request says nothing. The first three can be turned while the server runs.
-    threshold: float = option("Tau of mars: the knob, to begin with.", 0.95, least=0, most=1)
-    draft_threshold: float = option("Confidence that drafts of mars-verified need.", 0.5, least=0, most=1)
+    threshold: float = option("Tau of mars at the start.", 0.95, least=0, most=1)
+    draft_threshold: float = option("Confidence threshold for drafts of mars-verified.", 0.5, least=0, most=1)
     block_size: int = option("Most tokens of one forward.", 4, least=1, most=WIDEST, flags=("--window", "--block-size"))
-    method: MethodName | None = option("ar, mars or mars-verified [default: mars where the checkpoint can, else ar].")
-    temperature: float = option("Where a request gives none; 0 is greedy.", 0.0, least=0)
-    max_new_tokens: int = option("Limit of a chat's answer that asks for none.", 1024, least=1)
+    method: MethodName | None = option("ar, mars or mars-verified [default: mars if the checkpoint can, else ar].")
+    temperature: float = option("Default temperature of a request; 0 is greedy.", 0.0, least=0)
+    max_new_tokens: int = option("Default limit of a chat answer.", 1024, least=1)
     # What the engine may hold.
     max_rows: int = option("Requests decoded together.", 16, least=1)
-    kv_slots: int | None = option("Tokens of the KV cache, rows as long as the longest [default: full rows].", least=1)
-    prefill_positions: int = option("Prompt tokens in one forward pass at most.", PREFILL_POSITIONS, least=1)
+    kv_slots: int | None = option("Tokens of the KV cache; each row takes the longest [default: full rows].", least=1)
+    prefill_positions: int = option("Most prompt tokens in one forward pass.", PREFILL_POSITIONS, least=1)
     compile: bool | None = option(
-        "Run each step as one graph, recorded as it is on a GPU, where that is the default without --adapt: the same "
-        "tokens, sooner. No window is then wider than --window, whatever a request asks for.",
+        "Run each step as one graph: faster, with the same tokens. Default on a GPU without --adapt. Then no window is "
+        "wider than --window, whatever a request asks for.",
         flags=("--compile/--no-compile",),
     )
-    threads: int | None = option("CPU threads of the engine; where cores are few, leave HTTP one of them.", least=1)
+    threads: int | None = option("CPU threads of the engine; with few cores, leave one for HTTP.", least=1)
     adapt: bool = option(
-        "Measure at start-up what a forward costs by its positions, and decode mars-verified by the window that pays "
-        "for the requests in flight, or by ar; use min_threshold while requests wait.", False,
+        "Measure the cost of forward passes at start-up; then mars-verified uses the fastest window for the number of "
+        "running requests, or ar. While requests wait, their min_threshold counts.", False,
     )  # fmt: skip
-    acceptance: float | None = option("Of --adapt: how often a draft is right [default: as recorded].", least=0, most=1)
+    acceptance: float | None = option("For --adapt: share of right drafts [default: recorded].", least=0, most=1)
     # Who may come in.
     host: str = option("Address to listen on; 0.0.0.0 lets other machines in.", "127.0.0.1")
-    port: int = option("0 takes any that is free.", 8000, least=0, most=65535)
-    api_key: tuple[str, ...] = option("Of every route but /health; repeatable, or once in MARSBENCH_API_KEY.", ())
-    speed_key: str | None = option("The only key that turns the knobs.")
+    port: int = option("Port; 0 takes a free one.", 8000, least=0, most=65535)
+    api_key: tuple[str, ...] = option("Key of every route but /health; repeatable, or once in MARSBENCH_API_KEY.", ())
+    speed_key: str | None = option("The only key that may change the speed settings.")
     allowed_host: tuple[str, ...] = option(
-        "A name by which clients may call the server, beside localhost and --host; * is any [default: * where other "
-        "machines are let in].", (),
+        "Host name that clients may use, besides localhost and --host; * is any [default: * if other machines may "
+        "connect].", (),
     )  # fmt: skip
-    cors_origin: tuple[str, ...] = option("A page's origin (https://HOST) that may ask; * is any.", ())
-    root_path: str = option("What a proxy puts before every path.", "")
+    cors_origin: tuple[str, ...] = option("Origin (https://HOST) whose pages may ask; * is any.", ())
+    root_path: str = option("Path prefix that a proxy adds.", "")
     # How much is taken in, and how long anything may take.
-    max_queue: int = option("Requests that may wait, be read or tokenised; more are told 429.", 64, least=1)
-    max_body: int = option("Bytes of a request's body at most.", 4 * 2**20, least=1)
-    max_connections: int = option("Connections at once at most; more are told 503.", 1024, least=1)
-    read_timeout: float = option("Seconds that a body may take to come.", 20.0, least=0)
-    deadline: float = option("Seconds that an answer may take.", 3600.0, least=0)
-    hang_timeout: float = option("Seconds until a busy engine without a word is started anew.", 120.0, least=0)
-    drain: float = option("Seconds that answers in flight have at the end.", 30.0, least=0)
+    max_queue: int = option("Most requests that wait or are read; more get 429.", 64, least=1)
+    max_body: int = option("Most bytes of a request's body.", 4 * 2**20, least=1)
+    max_connections: int = option("Most connections at once; more get 503.", 1024, least=1)
+    read_timeout: float = option("Most seconds for a body to arrive.", 20.0, least=0)
+    deadline: float = option("Most seconds for an answer.", 3600.0, least=0)
+    hang_timeout: float = option("Seconds without a sign from a busy engine until it restarts.", 120.0, least=0)
+    drain: float = option("Seconds for running answers when the server stops.", 30.0, least=0)

@@ -79,7 +79,7 @@ def read_adapter(folder: Path, model: PreTrainedModel) -> Adapter:
     inside = f"{PREFIX}{_place_of_decoder(model)}"
     down, up = ".lora_A.weight", ".lora_B.weight"
     names = [name.removeprefix(inside).removesuffix(down) for name in weights if name.endswith(down)]
-    fix = "take the model that it was trained for"
+    fix = "use the model that it was trained for"
     with told_to_user("the adapter does not fit, it lacks", KeyError, where=folder, fix=fix):
         maps = {name: LowRank(weights[inside + name + down], scale * weights[inside + name + up]) for name in names}
     return Adapter(vector, maps, read_head(folder))

@@ -53,7 +53,7 @@ def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: 
         conversations = []
         for index, turns in zip(indices, batch["messages"], strict=True):
             what, where = "this is no conversation to learn", f"{source}, line {index + 1}"
-            mend = told_to_user(what, ValueError, where=where, fix="mend the conversation")
+            mend = told_to_user(what, ValueError, where=where, fix="correct the conversation")
             with mend if local else suppress(ValueError):
                 conversations.append(segments(tokenizer, text_turns(turns)))
         sequences = [

@@ -139,7 +139,7 @@ def with_adapter(loaded: Loaded, adapter: str | Path) -> Loaded:
     """A checkpoint with a gated adapter on it, and its tokenizer; `UserError` where it is none, or not for this one."""
     folder, (alone, active) = Path(adapter), parted(loaded.model)
     if active is not None:
-        raise UserError("there is an adapter on this checkpoint already", fix="give the one that it was put on")
+        raise UserError("this checkpoint already has an adapter", fix="give the checkpoint without an adapter")
     record = finished(folder)
     if record is None or record.base_weights is None:
         raise UserError("this is no gated adapter", where=str(folder), fix="train one: marsbench train mars_gated")

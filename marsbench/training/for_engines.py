@@ -27,10 +27,10 @@ def export(checkpoint: str, to: Engine, out: Path) -> str:
     if not folder.is_dir():
         raise UserError("there is no such checkpoint", where=checkpoint, fix="give the folder of one")
     if out.exists():
-        raise UserError("the output is there already", where=str(out), fix="remove it, or choose another --out")
+        raise UserError("the output already exists", where=str(out), fix="remove it, or choose another --out")
     loaded, record = load(folder), finished(folder)
     if loaded.mask_id is None or not loaded.knows_masks:
-        raise UserError("this checkpoint knows no masks", where=checkpoint, fix="train one: marsbench train mars")
+        raise UserError("it was trained without masks", where=checkpoint, fix="train one: marsbench train mars")
     if (to == "uno") != bool(record and record.base_weights):
         fix = "give a MARS checkpoint, or --to uno" if to == "pard" else "give an adapter, or --to pard"
         raise UserError(f"a checkpoint of this kind cannot be written for {to}", where=checkpoint, fix=fix)

@@ -64,7 +64,7 @@ def prepare_for_chat(tokenizer: PreTrainedTokenizerBase) -> None:
     text = str(tokenizer.apply_chat_template(turns, tokenize=False))
     ending = tokenizer(text[text.rindex("!") + 1 :].lstrip(), add_special_tokens=False).input_ids
     if not ending or not tokenizer.added_tokens_decoder.get(ending[0], ""):
-        raise UserError("the chat template ends no turn with a special token", where=where, fix="choose a chat model")
+        raise UserError("no chat turn ends with a special token", where=where, fix="choose a chat model")
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(ending[0])
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -125,7 +125,7 @@ class Bench:
         at_once = int(cell.load) if cell.shape == "together" else None
         heard = self._generator.submit(fire, url, shots, at_once).result()
         if not any(answer.status == 200 for answer in heard):
-            raise UserError("the server answers no more", where=url, fix="measure what is left anew")
+            raise UserError("the server no longer answers", where=url, fix="give the same command again")
         return heard
 
     def _without_http(self, policy: Policy, prompts: list[list[int]]) -> list[Heard]:
