@@ -341,7 +341,7 @@ def test_other_answers_are_not_mixed_in(other: Any, whole: Path, model: Path, pr
     before = whole.read_bytes(), log_of(whole).read_bytes()
     options = other if isinstance(other, tuple) else ()
     done = distill(other(model, prompts, tmp_path) if callable(other) else model, prompts, whole, *SAMPLED, *options)
-    assert done.exit_code == 2 and "there is a file of that name" in done.stderr, done.output
+    assert done.exit_code == 2 and "the file exists" in done.stderr, done.output
     assert (whole.read_bytes(), log_of(whole).read_bytes()) == before
 
 
@@ -362,7 +362,7 @@ def test_what_is_there_or_in_use_is_refused(model: Path, prompts: Path, tmp_path
     """Guards against a data set overwritten by a slip, two runs in one file, prompts in a form never asked before."""
     mine = save(tmp_path / "mine.jsonl", {"messages": []})
     done = distill(model, prompts, mine, *SAMPLED)
-    assert done.exit_code == 2 and "there is a file of that name" in done.stderr
+    assert done.exit_code == 2 and "the file exists" in done.stderr
     assert mine.read_text() == '{"messages": []}\n'
     with FileLock(tmp_path / "chats.jsonl.lock"):
         done = distill(model, prompts, tmp_path / "chats.jsonl", *SAMPLED)
@@ -427,6 +427,6 @@ def test_questions_are_whole_and_asked_once(talker: Loaded, tmp_path: Path) -> N
     assert whole.startswith(text) and "Hello" not in text
     before = len(asked)
     assert self_asked(answering, 3, file, Reporter()) == file and len(asked) == before, "what is there stays"
-    with pytest.raises(UserError, match="asked 0"):
+    with pytest.raises(UserError, match="only 0"):
         self_asked(asking(talker, [("a", "eos")])[0], 3, tmp_path / "none.jsonl", Reporter())
     assert not (tmp_path / "none.jsonl").exists()

@@ -491,7 +491,7 @@ def test_a_table_of_another_suite_is_read(tmp_path: Path) -> None:
     [
         ({"mean": 5}, "cannot give 5"), ({"mean": 0.5}, "cannot give"), ({"rates": [0.9, 0.95, 0.1]}, "no rates"),
         ({"rates": [0.9]}, "no rates of 3"), ({"mean": 2, "rates": [1]}, "not understood"), ("often", "not understood"),
-        ({"published": "chess"}, "no tokens per forward of chess"), ({"file": "/nowhere.yaml"}, "no table"),
+        ({"published": "chess"}, "no tokens per forward of chess"), ({"file": "/nowhere.yaml"}, "not a table"),
         ({"mean": 2, "scale": "7b"}, "not understood"),
     ],
 )  # fmt: skip

@@ -56,7 +56,7 @@ def show(
         title = way.method if way.threshold is None else f"{way.method}, tau = {way.threshold:g}"
         answers.append(shown(title, generation, loaded.tokenizer))
     console = Console(soft_wrap=True)
-    border = "each forward pass in a shade of its own" if console.is_terminal else "forward passes parted by |"
+    border = "one shade for each forward pass" if console.is_terminal else "| separates forward passes"
     console.print(f"{question}\n({border})", highlight=False, markup=False)
     for one in answers:
         console.print(f"\n{one.summary}", style="bold", highlight=False)

@@ -273,7 +273,7 @@ def _decode_outside(
     if method.one_row and batch_size > 1:
         raise UserError(f"method {method.name!r} decodes one sequence at a time", fix="give a batch size of 1")
     if any(request.temperature for request in requests):
-        raise UserError(f"method {method.name!r} decodes greedily only", fix="give temperature 0")
+        raise UserError(f"method {method.name!r} is greedy", fix="give temperature 0")
     for request in requests:
         method.bar(request.threshold)
     generations: dict[int, Generation] = {}

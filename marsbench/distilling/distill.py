@@ -184,7 +184,7 @@ class Distiller:
         }  # fmt: skip
         file = out.with_name(f"{out.name}.{content_hash(settings)}.answers")
         if out.exists() and not file.exists():
-            raise UserError("this file holds answers with other settings", where=str(out), fix="choose another --out")
+            raise UserError("the file exists, with other settings", where=str(out), fix="choose another --out")
         return Log(file, Response, what="an answer", mend="remove the line, and its prompt is answered again")
 
     def _answer(
