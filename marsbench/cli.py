@@ -95,8 +95,8 @@ def marsbench(
     """Is MARS real, how fast is it against a strong baseline, and what would it do for my model?
 
     marsbench trains MARS checkpoints (arXiv 2604.07023: several tokens per forward pass from one ordinary language
-    model), decodes with MARS and with its rivals in one loop, scores and times them with one ruler, and sets the
-    outcome beside the paper's tables. To begin with:
+    model). It decodes with MARS and its rivals in one loop, scores and times them in the same way, and compares the
+    results with the paper's. To begin with:
 
     - `marsbench doctor`: is this machine ready?
     - `marsbench reproduce table2`: measure the paper's main table, on a laptop with a small model
