@@ -45,7 +45,7 @@ _SURE = tuple(  # masks decide what passes, four positions to a forward pass
 )  # fmt: skip
 PLAN = TablePlan(
     "adapter",
-    "Masks that learn on a frozen model",
+    "An adapter for masks on a frozen model",
     (
         AR_SFT,
         *_LOSSLESS,

@@ -98,7 +98,7 @@ _ADAPTED = replace(verified("groups", 4, stage="mars_gated"), optional=True)  # 
 _HEADED = headed("network", 4)
 MEASURED = TablePlan(
     "gains",
-    "What the paper did not test",
+    "Rivals that the paper did not test",
     (
         AR_SFT,
         Line(AR_OF_MARS, "MARS, AR decoding", "mars", "ar"),
@@ -288,7 +288,7 @@ TRIED = TablePage(
     on="gains",
     plan=TablePlan(
         "rivals",
-        "Rivals and what was tried for them",
+        "How we trained and set each rival",
         (
             AR_SFT,
             _DIFFUSION,

@@ -158,7 +158,7 @@ LENGTHS = TablePage(
     on="table2",
     plan=TablePlan(
         "lengths",
-        "Questions no longer than those of training",
+        "Questions no longer than in training",
         (AR_SFT, *[mars(stage, 4, tau) for tau in (None, 0.95) for stage in ("mars", "mars_paper_alignment")]),
         within_training=True,
         own="Lengths",

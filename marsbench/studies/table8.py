@@ -175,7 +175,7 @@ _BY_METRIC = {metric: [_line(metric, at) for at in thresholds] for metric, thres
 _CURVES = {metric: (_ONE_TOKEN, *[line.name for line in lines]) for metric, lines in _BY_METRIC.items()}
 PLAN6 = TablePlan(
     "6",
-    "Three ways to tell when a token is sure enough, each at several thresholds",
+    "Three metrics of confidence, each at several thresholds",
     (AR_SFT, mars("mars", 4), *[line for lines in _BY_METRIC.values() for line in lines]),
     benchmarks=("gsm8k", "humaneval"),
     figure=True,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PLAN = TablePlan(
     "discrepancies",
-    "What difference it makes where paper and released code differ",
+    "Do the differences between paper and released code matter?",
     (
         Line("base", "Base", "base", "ar", {}),
         AR_SFT,

@@ -124,7 +124,7 @@ def _table(cells: Mapping[str, Done]) -> str:
         ending = f"{emitted(done, ended=True).value:.2f}"
         lines.append([LINES[line], f"{emitted(done).value:.2f}", *each, ending, *right, f"{same:,} of {asked:,}"])
     head = ["", "tokens/forward", *ASKED.values(), "answers that end by EOS", *[f"{of}, %" for of in ASKED.values()]]
-    return table([*head, "as MARS at one token"], lines)
+    return table([*head, "answers as MARS at one token"], lines)
 
 
 def _made(rows: Sequence[Row]) -> str:

@@ -111,7 +111,7 @@ _RACED = PROMPT_LOOKUP, SHIPPED_GROUPS, SHIPPED_LINEAR, _with_lookup(SHIPPED, 3,
 # Who races, answering in bf16, where near ties of two tokens could come out otherwise.
 IN_BF16 = TablePlan(
     "real-model-bf16",
-    "What is lossless stays so in bf16",
+    "Lossless methods in bf16",
     tuple(replace(line, name=f"{line.name}_bfloat16", dtype="bfloat16") for line in (AR, *_RACED)),
     benchmarks=("ifeval", "gsm8k", "humaneval"),
     questions=34,
@@ -312,7 +312,7 @@ def _tokens(cells: Cells, rows: Sequence[Row]) -> str:
             of_whole = f"{emitted / passes:.2f}" if passes else "-"  # a model hardly trained ends no answer
             lines.append([line.label, *tokens, of_whole, str(whole), learned])
     return table(
-        ["tokens/forward", *columns(PLAN).values(), "of answers that end", "how many", "tokens trained"], lines
+        ["tokens/forward", *columns(PLAN).values(), "answers that end by EOS", "their number", "tokens trained"], lines
     )
 
 

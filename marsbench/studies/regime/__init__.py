@@ -29,7 +29,7 @@ OF_SHORT_BASE = Line("ar_sft_of_short_base", "AR SFT of a base trained 2/3 as lo
 TWICE, UNTRAINED_MASKS, MARS = (_OF_TABLE2[name] for name in ("ar_sft_2x", "untrained_masks", "mars_95"))
 PLAN = TablePlan(
     "regime",
-    "Is fine-tuning where the paper's is?",
+    "How near is training to the paper's?",
     (_OF_TABLE2["base"], AR_SFT, TWICE, OF_SHORT_BASE, UNTRAINED_MASKS, MARS),
     own="Regime",
 )
