@@ -1,4 +1,4 @@
-"""The checks. Each says in its first line what holds where it holds; its numbers become a row."""
+"""The checks. The first line of each docstring says what must hold; the numbers of a check become a row."""
 
 import math
 import tempfile
@@ -37,7 +37,7 @@ _SEVEN_B_GIB = 24  # of free memory, without which the 7B model is not tried
 
 
 def methods_agree(bench: Bench) -> Found:
-    """Every method says on this device what it says on the CPU, and a lossless one what `ar` says, in fp32."""
+    """In fp32, every method gives the same tokens here as on the CPU, and a lossless one those of `ar`."""
     here, there = bench.trained(), bench.trained(torch.device("cpu"))
     ar, facts = bench.answers(here, "ar"), dict[str, Any]()
     for name, info in METHODS.items():
@@ -51,7 +51,7 @@ def methods_agree(bench: Bench) -> Found:
 
 
 def graphs_agree(bench: Bench) -> Found:
-    """Captured steps say what eager ones say: with another EOS, other owners of freed memory, other weights too."""
+    """Captured steps give the tokens of eager steps, also with another EOS, reused memory and other weights."""
     loaded, facts = bench.trained(), dict[str, Any]()
     for name in METHODS:
         method = bench.method(name, loaded)
@@ -73,7 +73,7 @@ def graphs_agree(bench: Bench) -> Found:
 
 
 def products_in_full(bench: Bench) -> Found:
-    """Products in fp32, in which tables decode, are not rounded to TF32's ten bits, unless that is asked for."""
+    """Products in fp32 are not rounded to TF32's ten bits, unless that is asked for. Tables decode in fp32."""
     draw = torch.Generator().manual_seed(0)
     first, second = (torch.randn(256, 256, generator=draw).to(bench.device) for _ in range(2))
     exact = first.double() @ second.double()
@@ -83,7 +83,7 @@ def products_in_full(bench: Bench) -> Found:
 
 
 def gradients_finite(bench: Bench) -> Found:
-    """The gradients of the MARS loss are finite in bf16, at lengths at which kernels have been seen to fail."""
+    """In bf16 the gradients of the MARS loss are finite, also at lengths at which some kernels fail."""
     model, facts = bench.random_model("small", torch.float32).train(), dict[str, Any]()
     for length in (64, 192, 704) if not bench.quick else (64, 96):
         ids = torch.arange(2 * length, device=bench.device).view(2, length) % 1000 + 4
@@ -95,7 +95,7 @@ def gradients_finite(bench: Bench) -> Found:
 
 
 def training_resumes(bench: Bench) -> Found:
-    """A training that was interrupted ends with the losses of one that was not."""
+    """A training that is interrupted and resumed ends with the losses of an uninterrupted one."""
     steps, broken_at = (24, 15) if bench.quick else (60, 35)
     chosen = recipe(in_seconds().adapted(steps=steps), "base")
     with tempfile.TemporaryDirectory() as name:
@@ -120,7 +120,7 @@ def training_resumes(bench: Bench) -> Found:
 
 
 def attention_in_place(bench: Bench) -> Found:
-    """Attention over a key length that was not met before takes no longer than over one that was."""
+    """Attention takes no longer over a new key length than over a known one."""
     lengths, met = range(400, 410 if bench.quick else 430), dict[str, list[float]]()
     query = torch.randn(1, 2, 7, 64, device=bench.device, dtype=bench.half)
     for lap in ("new", "known"):
@@ -137,7 +137,7 @@ def attention_in_place(bench: Bench) -> Found:
 
 
 def steps_near_the_floor(bench: Bench) -> Found:
-    """A captured step takes less than an eager one; the floor is the time in which memory reads the weights once."""
+    """A captured step takes less time than an eager one; the floor is the time of reading the weights once."""
     model = bench.random_model(bench.size, bench.half)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     facts: dict[str, Any] = {"weights, bytes": weights, "floor, s": weights / read_per_second(bench.device)}
@@ -151,7 +151,7 @@ def steps_near_the_floor(bench: Bench) -> Found:
 
 
 def training_step(bench: Bench) -> Found:
-    """A step of MARS training has finite losses; its time and its memory are measured."""
+    """A step of MARS training has finite losses; its time and memory are measured."""
     model = bench.random_model(bench.size, torch.float32).train()
     rows, length = (2, 64) if bench.quick or not bench.on_gpu else (8, 512)
     ids = torch.randint(4, 1000, (rows, length), device=bench.device)
@@ -174,7 +174,7 @@ def training_step(bench: Bench) -> Found:
 
 
 def decoding_fits(bench: Bench) -> Found:
-    """Models of the paper's sizes decode in the memory that is there."""
+    """Models of the paper's sizes fit into the memory while they decode."""
     facts, free = dict[str, Any](), torch.cuda.mem_get_info(bench.device)[0] / _GIB if bench.on_gpu else 0.0
     sizes = [bench.size, *(["7b"] if free >= _SEVEN_B_GIB and not bench.quick else [])]
     for size in sizes:
@@ -219,7 +219,7 @@ def device_here(*, cpu: bool) -> torch.device:
     if cpu:
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UserError("this machine has no GPU that PyTorch can use", fix="--cpu tries the checks small on the CPU")
+        raise UserError("this machine has no GPU that PyTorch can use", fix="--cpu runs small checks on the CPU")
     return torch.device("cuda")
 
 

@@ -1,4 +1,4 @@
-"""Serving: does lowering tau under load buy throughput, as the paper's abstract says, and what does it cost?"""
+"""Serving: does lowering tau raise throughput under load, as the paper's abstract says, and what does it cost?"""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

@@ -68,7 +68,7 @@ class Bench:
     def rows(self) -> Iterator[Row]:
         self._others = others_cores()
         self.run.reporter.say_once(warning(self._others))
-        self.run.reporter.say(f"serving under load: about {self.effort.minutes():.0f} min, less what is there already")
+        self.run.reporter.say(f"serving under load: about {self.effort.minutes():.0f} min, less what is measured")
         alone = Cell(AR, "together", 1.0, 0)
         carried: list[float] = []  # requests per second, by `ar` on a full server
         with ExitStack() as self._open:
