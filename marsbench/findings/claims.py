@@ -16,6 +16,7 @@ from marsbench.statistics.intervals import Estimate, Interval, over_seeds
 
 POINTS, TOKENS, TIMES = "points", "tokens/forward", "times"  # the units of effects
 DIGITS = {POINTS: 1, TOKENS: 2, TIMES: 2}
+_WORDS = {POINTS: ("points higher", "points lower"), TOKENS: ("more tokens", "fewer tokens"), TIMES: ("more", "less")}
 _BOUNDS = (0.0, 1.0, 2.0)  # sizes of differences in points that others are held against
 _MOST_POINTS = 100.0
 
@@ -75,6 +76,13 @@ class Finding:
         unit = self.claim.unit
         more = unit == POINTS and any(abs(round(limit, DIGITS[POINTS])) in _BOUNDS for limit in limits)
         return with_interval(self.estimate, DIGITS[unit] + more, signed=self.claim.signed)
+
+    @property
+    def by(self) -> str:
+        """A difference in words: "2.5 points lower [-3.3, -1.7]"."""
+        value, _, interval = self.number.partition(" ")
+        higher, lower = _WORDS[self.claim.unit]
+        return f"{value.lstrip('+-')} {lower if value.startswith('-') else higher} {interval}"
 
     @property
     def found(self) -> str:

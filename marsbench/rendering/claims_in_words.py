@@ -84,12 +84,17 @@ def claims_table(entries: Iterable[tuple[Sequence[str], str, Finding]], *heads: 
 
 
 def numbers_of(claims: Iterable[Claim], seeds: BySeed) -> dict[str, str]:
-    """For slots of a layout: claim -> its number, or empty. A digit behind the name: what is shown beside that."""
-    return {
-        f"{one.claim.name.replace('-', '_')}{place or ''}": each.number if each.estimate else ""
+    """For slots of a layout: `name` is a claim's number, `by_name` a difference in words; empty if it is not measured.
+
+    `name1` is the first number that is shown beside the claim's, `name2` the second.
+    """
+    known = {
+        f"{one.claim.name.replace('-', '_')}{place or ''}": each
         for one in (finding(claim, seeds) for claim in claims)
         for place, each in enumerate([one, *[beside for _, beside in one.beside]])
     }
+    numbers = {name: one.number if one.estimate else "" for name, one in known.items()}
+    return numbers | {f"by_{name}": one.by if one.estimate else "" for name, one in known.items()}
 
 
 def page_claims(claims: Iterable[Claim], seeds: BySeed, scale: str) -> str:

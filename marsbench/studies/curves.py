@@ -115,10 +115,10 @@ def _answer(rows: Sequence[Row]) -> str:
             f"MARS changes by {one} at one token and by {several} at tau = .95."
         )
     if (taught := more_accurate(PLAN, _AR + _TAUGHT, _BASES[_TEACHING]).of(rows)).estimate:
-        one, several = _costs(rows, _TAUGHT)
+        one, several = (more_accurate(PLAN, way + _TAUGHT, _AR + _TAUGHT).of(rows).by for way in (_ONE, _PAPERS))
         said.append(
-            f"- On a base without conversations, AR SFT gains {taught.number} points. Compared with AR SFT, MARS "
-            f"scores {one} points at one token and {several} at tau = .95."
+            f"- With a base without conversations, AR SFT scores {taught.by} than the base. MARS scores {one} than AR "
+            f"SFT at one token, and {several} at tau = .95."
         )
     return "\n".join(said)
 

@@ -108,8 +108,8 @@ def _said(cells: Mapping[str, Done], rows: Sequence[Row]) -> Iterator[str]:
     )
     same, asked = same_answers(cells[ONE], cells[BASE])
     yield (
-        f"- At one token, MARS minus the base is {LOST.of(rows).number} points of IFEval; {same:,} of {asked:,} "
-        "answers equal the base's. **Not measured:** an AR fine-tuning on the same conversations. It would show how "
+        f"- At one token, MARS scores {LOST.of(rows).by} than the base on IFEval; {same:,} of {asked:,} answers equal "
+        "the base's. **Not measured:** an AR fine-tuning on the same conversations. It would show how "
         "much of this difference comes from MARS."
     )
 
