@@ -84,7 +84,7 @@ def decode(
         typer.Option("--window", "--block-size", min=1, help=explained("window"), rich_help_panel="Options of methods"),
     ] = None,
     adapter: Adapter = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt, EOS included.")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum new tokens per prompt, EOS included.")] = 256,
     batch_size: BatchSize = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling; prompt i takes seed + i.")] = 0,

@@ -192,10 +192,10 @@ def results(
 def tune(
     start: shared.Start,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 1,
-    max_loss: Annotated[float, typer.Option(min=0, help="Most points of accuracy to lose against AR.")] = 1.0,
+    max_loss: Annotated[float, typer.Option(min=0, help="Maximum loss of accuracy against AR, in points.")] = 1.0,
     benchmarks: Annotated[str | None, typer.Option(help="Benchmarks: names, mini or real, with commas.")] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts, equally many of each benchmark.")] = 96,
-    positions: Annotated[int, typer.Option(min=1, help="Most positions of the timed forward passes.")] = 1024,
+    positions: Annotated[int, typer.Option(min=1, help="Maximum positions of timed forward passes.")] = 1024,
     pack: shared.Pack = True,
 ) -> None:
     """Recommend a window and a threshold for a MARS checkpoint at a batch size and an allowed loss of accuracy.

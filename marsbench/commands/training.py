@@ -40,7 +40,7 @@ def distill(
     stage: Annotated[str, typer.Option(help="Stage of the scale's own checkpoint, trained if missing.")] = "ar_sft",
     column: shared.PromptColumn = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N prompts.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per answer, EOS included.")] = 256,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum new tokens per answer, EOS included.")] = 256,
     keep_cut: Annotated[bool, typer.Option("--keep-cut", help="Keep cut answers (they teach to stop early).")] = False,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling; every answer derives its own.")] = 0,
@@ -128,7 +128,7 @@ def adapt(
     base: Annotated[str, typer.Option(help="Model: a folder, a hub name, or smollm2-135m.")],
     out: Annotated[Path, typer.Option(help="Folder for the adapter, its page and intermediate files.")],
     prompts: shared.OwnPromptFile = None,
-    hours: Annotated[float, typer.Option(min=0.001, help="Most hours for everything.")] = 0.7,
+    hours: Annotated[float, typer.Option(min=0.001, help="Maximum hours for everything.")] = 0.7,
     column: shared.PromptColumn = None,
     scale: Annotated[str | None, typer.Option(help="Pretrained scale whose rank, rates and batch to use.")] = None,
 ) -> None:

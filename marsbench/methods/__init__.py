@@ -42,19 +42,19 @@ class Options:
     heads: Any = None  # Medusa heads
     shifted: bool = False  # whether the token before each mask of block diffusion predicts it
     window: int | None = option(
-        "Most tokens that a forward pass accepts: B, or any number if drafts are verified.", usual=4, least=1
+        "Maximum tokens that a forward accepts: B, or any number if drafts are verified.", usual=4, least=1
     )
     metric: Metric | None = option(
         "Confidence metric: probability, entropy or margin.", usual="probability", called="confidence metric"
     )
     layout: Layout | None = option("Layout of masks: groups (more tokens) or linear (cheaper).", usual="groups")
     groups: int | None = option(
-        "K: most groups of masks in a forward, at the likeliest ends of drafts [default: all].", least=1
+        "K: maximum mask groups in a forward, at the likeliest ends of drafts [default: all].", least=1
     )
     head_top: int | None = option("Likeliest tokens from which a draft head chooses.", usual=64, least=2, most=2**20)
     cache_block: int | None = option("B_cache, in tokens.", usual=4, least=1)
     appended_masks: int | None = option("Masks after the text, at least B - 1 [default: B - 1].", least=0)
-    draft_length: int | None = option("K: most tokens drafted (or looked up) per round.", usual=4, least=1)
+    draft_length: int | None = option("K: maximum tokens drafted (or looked up) per round.", usual=4, least=1)
     ngram: int | None = option("Length of the longest match looked up in the text so far.", usual=3, least=1)
     draft_method: Literal["ar", "mars"] | None = option("How the draft model decodes: ar or mars.", usual="ar")
     draft_threshold: float | None = option("Confidence threshold for drafts by mars.", usual=0.95, least=0, most=1)

@@ -92,14 +92,14 @@ class Settings:
     # What counts where a request says nothing. The first three can be turned while the server runs.
     threshold: float = option("Tau of mars at the start.", 0.95, least=0, most=1)
     draft_threshold: float = option("Confidence threshold for drafts of mars-verified.", 0.5, least=0, most=1)
-    block_size: int = option("Most tokens of one forward.", 4, least=1, most=WIDEST, flags=("--window", "--block-size"))
+    block_size: int = option("Maximum tokens a forward.", 4, least=1, most=WIDEST, flags=("--window", "--block-size"))
     method: MethodName | None = option("ar, mars or mars-verified [default: mars if the checkpoint can, else ar].")
     temperature: float = option("Default temperature of a request; 0 is greedy.", 0.0, least=0)
     max_new_tokens: int = option("Default limit of a chat answer.", 1024, least=1)
     # What the engine may hold.
     max_rows: int = option("Requests decoded together.", 16, least=1)
     kv_slots: int | None = option("Tokens of the KV cache; each row takes the longest [default: full rows].", least=1)
-    prefill_positions: int = option("Most prompt tokens in one forward pass.", PREFILL_POSITIONS, least=1)
+    prefill_positions: int = option("Maximum prompt tokens in one forward pass.", PREFILL_POSITIONS, least=1)
     compile: bool | None = option(
         "Run each step as one graph: faster, with the same tokens. Default on a GPU without --adapt. Then no window is "
         "wider than --window, whatever a request asks for.",
@@ -123,10 +123,10 @@ class Settings:
     cors_origin: tuple[str, ...] = option("Origin (https://HOST) whose pages may ask; * is any.", ())
     root_path: str = option("Path prefix that a proxy adds.", "")
     # How much is taken in, and how long anything may take.
-    max_queue: int = option("Most requests that wait or are read; more get 429.", 64, least=1)
-    max_body: int = option("Most bytes of a request's body.", 4 * 2**20, least=1)
-    max_connections: int = option("Most connections at once; more get 503.", 1024, least=1)
-    read_timeout: float = option("Most seconds for a body to arrive.", 20.0, least=0)
-    deadline: float = option("Most seconds for an answer.", 3600.0, least=0)
+    max_queue: int = option("Maximum requests that wait or are read; more get 429.", 64, least=1)
+    max_body: int = option("Maximum bytes of a request's body.", 4 * 2**20, least=1)
+    max_connections: int = option("Maximum connections at once; more get 503.", 1024, least=1)
+    read_timeout: float = option("Maximum seconds for a body to arrive.", 20.0, least=0)
+    deadline: float = option("Maximum seconds for an answer.", 3600.0, least=0)
     hang_timeout: float = option("Seconds without a sign from a busy engine until it restarts.", 120.0, least=0)
     drain: float = option("Seconds for running answers when the server stops.", 30.0, least=0)
