@@ -180,7 +180,7 @@ class Adapting:
             plan: Plan = read_json(file, Plan, mend="remove the file, and the plan is made anew")
             self._reporter.say(f"going on: {plan.in_words()}")
             return plan
-        self._reporter.say("reckoning: a few answers, then a few steps of training")
+        self._reporter.say("estimating: a few answers, then a few training steps")
         started = time.perf_counter()
         learned, _ = self._answer(self._prompts[:_ROWS], out=self._out / "probe.jsonl")
         per_answer = (time.perf_counter() - started) / learned
