@@ -1,1 +1,1 @@
-"""Findings: what rows say. Cells are found, claims judged, training seeds put together; no page is made here."""
+"""Findings: what rows mean: cells, judged claims, training seeds put together. It makes no page."""

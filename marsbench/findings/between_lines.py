@@ -1,4 +1,4 @@
-"""Claims on the lines of a table: each compares some of them on the benchmarks that all of these were measured on.
+"""Claims about the lines of a table. Each compares some lines on the benchmarks that all of them have.
 
 The effect is the mean of those of the benchmarks. Published effects are worked out of the paper's own averages.
 """
@@ -44,7 +44,7 @@ def more_accurate(plan: TablePlan, first: str, second: str, *said: str, margin: 
     return _claim(plan, (first, second), difference, said, **fields)
 
 
-as_accurate = partial(more_accurate, margin=1.0)  # points that may be lost: less than the paper says MARS gains
+as_accurate = partial(more_accurate, margin=1.0)  # the points that may be lost are fewer than the paper says MARS gains
 
 
 def emits(plan: TablePlan, line: str, bound: Bound, *said: str, **more: Any) -> Claim:
@@ -60,7 +60,7 @@ def emits_more(plan: TablePlan, first: str, second: str, *said: str, **more: Any
 
 
 def gains_more(plan: TablePlan, first: tuple[str, str], second: tuple[str, str], *said: str, **more: Any) -> Claim:
-    """What one line gains over another in accuracy is more than what a third gains over a fourth."""
+    """The first line gains more accuracy over the second than the third gains over the fourth."""
     papers = _published(plan, (*first, *second), "accuracy", lambda a, b, c, d: (a - b) - (c - d))
     gain = _mean(lambda a, b, c, d: gain_difference((a.correct, b.correct), (c.correct, d.correct)), 100)
     return _claim(plan, (*first, *second), gain, said, **_MORE | {"published": papers, **more})
@@ -69,7 +69,7 @@ def gains_more(plan: TablePlan, first: tuple[str, str], second: tuple[str, str],
 def lies_above(
     plan: TablePlan, first: Sequence[str], second: Sequence[str], *said: str, margin: float = 0.0, **more: Any
 ) -> Claim:
-    """A curve of accuracy over tokens per forward pass lies above another, or at most `margin` points below."""
+    """A curve of accuracy by tokens per forward pass lies above another curve, or at most `margin` points below."""
 
     def advantage(*rows: EvaluationRow) -> Estimate:
         points = [row.answers for row in rows]
@@ -85,7 +85,7 @@ def line_numbers(plan: TablePlan, line: str) -> tuple[Claim, Claim]:
 
 
 def _right(row: EvaluationRow) -> Estimate:
-    """The share of right answers, with Wilson's interval; of several seeds, Bonett and Price's of shares against 0."""
+    """The share of right answers with Wilson's interval; over several seeds, with Bonett and Price's against 0."""
     if all(right in (0, 1) for right in row.correct):
         return row.accuracy
     return paired_difference({"": row.correct}, {"": [0.0] * len(row.correct)}).times(0.01)
@@ -109,7 +109,7 @@ def _claim(
             return Measured(reason=f"not comparable: several types of weights ({', '.join(dtypes)})")
         try:
             return Measured(effect(shared), tuple(shared), len(columns(plan))) if shared else Measured()
-        except ValueError as error:  # such as other numbers of questions
+        except ValueError as error:  # for example unequal numbers of questions
             return Measured(reason=f"not comparable: {error}")
 
     return Claim(measure=measure, lines=lines, **{**dict(zip(("text", "name"), said, strict=False)), **fields})
@@ -131,7 +131,7 @@ def _published(plan: TablePlan, lines: Sequence[str], metric: str, effect: Calla
 
 
 def _published_gap(plan: TablePlan, first: Sequence[str], second: Sequence[str], scale: str) -> float | None:
-    """The mean difference of two curves from the paper's numbers, benchmarks weighing the same."""
+    """The mean difference of two curves from the paper's numbers; benchmarks have equal weight."""
     speeds, heights = (
         {line.name: published_values(plan, line, scale, metric) for line in plan.lines}
         for metric in ("tokens_per_forward", "accuracy")

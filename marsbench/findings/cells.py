@@ -1,4 +1,4 @@
-"""Finding the measurement that belongs in a place of a report, or the paper's number, which is labelled in print."""
+"""Finds the measurement for a cell of a report, or the paper's number, which pages label as published."""
 
 from collections.abc import Iterable, Mapping
 from statistics import mean
@@ -51,7 +51,7 @@ def done_cells(cells: Cells, line: str) -> dict[str, EvaluationRow]:
 
 
 def same_answers(one: Mapping[str, EvaluationRow], other: Mapping[str, EvaluationRow]) -> tuple[int, int]:
-    """How many answers of two lines have the same tokens, and how many are known of both; rows by benchmark."""
+    """How many answers of two lines have the same tokens, and how many both lines have; rows by benchmark."""
     pairs = [(one[name].digests, other[name].digests) for name in one.keys() & other.keys()]
     known = [(a, b) for first, second in pairs if first and second for a, b in zip(first, second, strict=True)]
     return sum(a == b for a, b in known), len(known)
@@ -74,7 +74,7 @@ def published_values(plan: TablePlan, line: Line, scale: str, metric: str) -> di
     return {
         str(row.benchmark): row.value
         for row in published(plan.number, scale=scale, method=line.published, metric=metric)
-        if row.block_size in (None, line.block_size) and row.threshold in (None, threshold)  # as far as it states them
+        if row.block_size in (None, line.block_size) and row.threshold in (None, threshold)  # if it states them
     }
 
 

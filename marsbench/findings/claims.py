@@ -1,4 +1,4 @@
-"""A claim as data: what it measures, the bound that the effect must keep, and what pages need to know of it.
+"""A claim as data: what it measures, the bound for its effect, and what pages need to know about it.
 
 Numbers travel as floats; `rendering/claims_in_words.py` puts them into words, which nothing reads back.
 """
@@ -17,7 +17,7 @@ from marsbench.statistics.intervals import Estimate, Interval, over_seeds
 POINTS, TOKENS, TIMES = "points", "tokens/forward", "times"  # the units of effects
 DIGITS = {POINTS: 1, TOKENS: 2, TIMES: 2}
 _WORDS = {POINTS: ("points higher", "points lower"), TOKENS: ("more tokens", "fewer tokens"), TIMES: ("more", "less")}
-_BOUNDS = (0.0, 1.0, 2.0)  # sizes of differences in points that others are held against
+_BOUNDS = (0.0, 1.0, 2.0)  # bounds of claims, in points
 _MOST_POINTS = 100.0
 
 
@@ -37,25 +37,25 @@ ABSTRACT = Section("Abstract")
 
 
 class Measured(NamedTuple):
-    """The effect that rows have, or why it is not known."""
+    """The effect in rows, or why it is not known."""
 
     estimate: Estimate | None = None
-    benchmarks: tuple[str, ...] = ()  # those that it is measured on
+    benchmarks: tuple[str, ...] = ()  # where it is measured
     asked: int = 0  # how many benchmarks it should be measured on
-    reason: str = ""  # why there is no estimate, where that needs a word
-    counts: str = ""  # what its n counts, where that is not questions
+    reason: str = ""  # why there is no estimate, if that is not obvious
+    counts: str = ""  # what n counts, if not questions
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What rows say of a claim: the effect, and on which side of the bound it lies."""
+    """What rows say about a claim: its effect, and on which side of the bound it lies."""
 
-    claim: "Claim" = field(compare=False)  # findings are the same that say the same
+    claim: "Claim" = field(compare=False)  # equal findings may be of different claims
     measured: Measured = field(default_factory=Measured)
     side: Verdict = "not run"  # by its own interval
     seeds: int = 1  # training seeds behind it
     p: float | None = None  # of the side, see `decisions.p_value`
-    after_holm: float | None = None  # its p among those of all claims tested; None where it is no test
+    after_holm: float | None = None  # p with Holm's correction over all tested claims; None for no test
     beside: "tuple[tuple[str, Finding], ...]" = ()  # what is shown beside it, with its words
 
     @property
@@ -64,14 +64,14 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """The side, where that is left of it among all claims that were tested."""
+        """The side, or "open" if Holm's correction over all tested claims leaves too large a p."""
         return "open" if self.after_holm is not None and self.after_holm >= SIGNIFICANT else self.side
 
     @property
     def number(self) -> str:
         if self.estimate is None:
             return self.measured.reason or "n/a"
-        # A limit in points that would print as one of the bounds: a digit more says on which side it lies.
+        # If a limit in points would print as a bound, one more digit shows on which side it lies.
         limits = self.estimate.interval.low, self.estimate.interval.high
         unit = self.claim.unit
         more = unit == POINTS and any(abs(round(limit, DIGITS[POINTS])) in _BOUNDS for limit in limits)
@@ -97,22 +97,22 @@ def number(value: float, unit: str, *, signed: bool) -> str:
 class Claim:
     """One claim. `name` and `text` are for claims that a page shows."""
 
-    measure: Callable[[Sequence[Row]], Measured]  # of rows that belong together: one seed's, or those of several pooled
+    measure: Callable[[Sequence[Row]], Measured]  # from the rows of one seed, or of several seeds pooled
     bound: Bound
     unit: str = POINTS
     signed: bool = False  # whether the effect is a difference
-    published: Callable[[str], float | None] = lambda scale: None  # the effect in the paper's own numbers at a scale
+    published: Callable[[str], float | None] = lambda scale: None  # the effect in the paper's numbers, by scale
     name: str = ""
     text: str = ""  # the claim in a sentence
     compared: str = ""  # what is measured, in words, for a page that shows the bound
-    ours: bool = False  # though it stands on a page of the paper's
-    lines: tuple[str, ...] = ()  # of a table, that it compares
+    ours: bool = False  # though its page is one of the paper's tables
+    lines: tuple[str, ...] = ()  # the lines of a table that it compares
     page: str = ""  # study whose rows decide it
     section: Section | None = None  # of the paper
-    prepared: Callable[[Sequence[Row]], Sequence[Row]] = list  # what is worked out of one seed's rows first
-    check: bool = False  # whether it cannot come out otherwise unless something is broken
-    untestable: str = ""  # why small models on a processor cannot test it, where they cannot
-    beside: "tuple[tuple[str, Claim], ...]" = ()  # what is shown beside its number and not judged, with its words
+    prepared: Callable[[Sequence[Row]], Sequence[Row]] = list  # what first derives rows from those of one seed
+    check: bool = False  # whether it can only fail if something is broken
+    untestable: str = ""  # why small models on a processor cannot test it; empty if they can
+    beside: "tuple[tuple[str, Claim], ...]" = ()  # shown beside its number, not judged; with their words
 
     @property
     def papers(self) -> bool:
@@ -129,13 +129,13 @@ class Claim:
         return Finding(self, measured, self.bound.verdict(measured.estimate.interval))
 
     def over(self, seeds: Iterable[Sequence[Row]]) -> Finding:
-        """What all seeds, by their rows, say of it together; those count that were measured on as much as any."""
+        """What all seeds say together. Only seeds count that have as many questions as any other seed."""
         every = [(rows, self.of(rows)) for rows in map(self.prepared, seeds)]
         if not (known := [finding.measured for _, finding in every if finding.estimate is not None]):
             return every[0][1] if every else Finding(self)
         most = max(map(_extent, known))
         alone = [(rows, finding) for rows, finding in every if _extent(finding.measured) == most]
-        compared = [  # to pool the answers of all lines of a table takes a while
+        compared = [  # to pool all lines of a table is slow
             [row for row in rows if not self.lines or not isinstance(row, EvaluationRow) or row.arm in self.lines]
             for rows, _ in alone
         ]
@@ -144,7 +144,7 @@ class Claim:
             return together
         values = [finding.estimate.value for _, finding in alone if finding.estimate is not None]
         estimate = over_seeds(together.estimate, values)
-        if self.unit == POINTS:  # accuracies cannot differ by more, which Student's law does not know
+        if self.unit == POINTS:  # accuracies cannot differ by more than 100 points
             low, high = max(estimate.interval.low, -_MOST_POINTS), min(estimate.interval.high, _MOST_POINTS)
             estimate = replace(estimate, interval=Interval(low, high))
         return replace(
@@ -191,6 +191,6 @@ def judge_all(claims: Iterable[Claim], collections: Sequence[Collection]) -> lis
 
 
 def finding(claim: Claim, seeds: BySeed) -> Finding:
-    """What a page says of a claim: the verdict among all claims, where these are known, else that of its rows alone."""
+    """What a page says about a claim: its verdict among all claims if known, else from its rows alone."""
     known: Finding | None = seeds.judged.get(claim.measure) if isinstance(seeds, SeedRows) else None
     return known or claim.with_beside(seeds.values())

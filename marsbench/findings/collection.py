@@ -1,4 +1,4 @@
-"""What a page takes from a store, and the rows behind all pages of a scale, by training seed."""
+"""Which rows a page takes from a store, and the rows of all pages of a scale, by training seed."""
 
 import os
 from collections import Counter, defaultdict
@@ -22,7 +22,7 @@ Asks = AbstractSet[tuple[str, str]]  # plan, benchmark
 
 @dataclass(frozen=True)
 class Query:
-    """What a page takes; its lines are found by what they are, whatever page has measured them."""
+    """Which rows a page takes. It finds lines by their content, whichever page measured them."""
 
     page: str
     plans: tuple[TablePlan, ...]  # whose lines answer benchmarks
@@ -97,7 +97,7 @@ def ranked(rows: Iterable[Row], wanted: Iterable[Row]) -> Callable[[Row], Any]:
 
 
 def _what(line: Line | EvaluationRow) -> Hashable:
-    """By what the rows of a line are found: its name differs from page to page, this does not."""
+    """What identifies the rows of a line. Names of lines differ between pages; this does not."""
     return line.stage, line.method, tuple(sorted(line.options.items())), line.dtype
 
 
@@ -132,7 +132,7 @@ Pages = Mapping[str, Query]  # page -> what it takes
 
 
 def collect(root: Path, scale: str, pages: Pages) -> list[Collection]:
-    """The rows of every scale that is shown together with this one and has any; without any, one empty collection."""
+    """The rows of every scale that is shown with this one and has rows; if none has, one empty collection."""
     collections = [collection_of(Workspace(root, name), pages) for name in scales_shown_with(scale)]
     return [collection for collection in collections if collection.rows] or collections[:1]
 
@@ -142,7 +142,7 @@ def whole_paper_folder(root: Path, scale: str) -> Path:
 
 
 def collection_of(workspace: Workspace, pages: Pages) -> Collection:
-    """The rows of one scale at all training seeds, whatever page measured them; `workspace` is that of seed 0."""
+    """The rows of one scale at all training seeds, whichever page measured them; `workspace` is seed 0's."""
     places = workspace.seeds()
     stored = cache(_of_scale)
     rows: dict[str, dict[int, Sequence[Row]]] = {}
@@ -168,7 +168,7 @@ def alone(workspace: Workspace, pages: Pages) -> Collection:
 
 
 def _made_at(place: Workspace, page: str) -> Workspace | None:
-    """Where a page was made at a training seed; a quick sweep stands in where there is no whole one."""
+    """Where a page was made at a training seed; a quick sweep counts if there is no full one."""
     quick = replace(place, variant="-".join(filter(None, ("quick", place.variant))))
     return next((each for each in (place, quick) if page in each.pages), None)
 

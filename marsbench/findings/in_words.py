@@ -1,4 +1,4 @@
-"""How numbers are written: with their intervals, their signs, and as many digits as they deserve."""
+"""How numbers are written: intervals, signs and digits."""
 
 from collections.abc import Iterable
 from math import isfinite
@@ -39,11 +39,11 @@ def signed_number(value: float, digits: int) -> str:
 
 
 def p_value(value: float | None) -> str:
-    """A p value to two digits that mean something, so that it can be corrected by hand; "n/a" where there is none."""
+    """A p value with two significant digits, so that readers can correct it by hand; "n/a" without one."""
     if value is None:
         return "n/a"
     text = f"{value:.2g}"
-    if text == "0.05":  # on which side of the usual bound it lies must be seen
+    if text == "0.05":  # four digits show on which side of .05 it lies
         return f"{value:.4f}"
     return "< 0.0001" if value < 0.0001 else text
 

@@ -11,7 +11,7 @@ BySeed = Mapping[int, Sequence[Row]]  # training seed -> the rows of a page; the
 
 
 class SeedRows(dict[int, Sequence[Row]]):
-    """Such rows, with what all claims of their scale came to together."""
+    """Rows by seed, with the findings of all claims of their scale."""
 
     def __init__(self, rows: BySeed, judged: Sequence[Any]) -> None:
         super().__init__(rows)

@@ -1,4 +1,4 @@
-"""Reading a sweep: its cells by contender and batch size, and what each of them comes to."""
+"""Reads a sweep: its cells by contender and batch size, with their speeds and accuracy."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from marsbench.statistics.intervals import Estimate, median_ratio, paired_differ
 
 A_A = "ar, again"  # `ar` raced against itself under another name
 _SURE = 0.95  # the threshold of the paper's Tables 4 and 5
-ALLOWED_LOSS = 1.0  # points of accuracy against `ar` that a setting may lose and still count as one to use
+ALLOWED_LOSS = 1.0  # points of accuracy that a setting may lose against `ar`
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class SweepCells:
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "SweepCells":
-        """The sweep among rows; of a cell measured twice, the last. Carried acceptance says nothing of a checkpoint."""
+        """The sweep among rows, with the last row of each cell; rows with carried acceptance are left out."""
         cells = {row.key: row for row in rows if isinstance(row, SweepRow) and "acceptance" not in row.options}
         return cls(list(cells.values()))
 
@@ -83,7 +83,7 @@ class SweepCells:
         return self.gain(self.done.get(("ar", row.batch_size)), row) if row else None
 
     def sure_mars(self, batch_size: int) -> SweepRow | None:
-        """`mars` at the paper's threshold, eager or compiled, whatever it loses."""
+        """`mars` at the paper's threshold, in its faster form, whatever accuracy it loses."""
         alike = self.at(batch_size, lambda row: row.method == "mars" and row.options.get("threshold") == _SURE)
         return max(alike, key=speed_of, default=None)
 
@@ -111,7 +111,7 @@ class SweepCells:
 
 
 def on_sweep(measure: Callable[[SweepCells], Estimate | None]) -> Callable[[Sequence[Row]], Measured]:
-    """What a claim measures of rows, where that is a number of their sweep."""
+    """Makes a claim's measurement from a number of a sweep."""
 
     def measured(rows: Sequence[Row]) -> Measured:
         sweep = SweepCells.of(rows)
@@ -123,9 +123,9 @@ def on_sweep(measure: Callable[[SweepCells], Estimate | None]) -> Callable[[Sequ
 
 
 def baseline_of(row: SweepRow) -> str:
-    """What a contender is held against: eager `ar`, or compiled `ar` where its own steps are compiled.
+    """The baseline of a contender: eager `ar`, or compiled `ar` if its own steps are compiled.
 
-    Compiled `ar` itself is held against the eager one.
+    The baseline of compiled `ar` is eager `ar`.
     """
     return COMPILED_AR if row.compiled and row.contender != COMPILED_AR else "ar"
 
@@ -167,7 +167,7 @@ def over_prompts(row: SweepRow, other: SweepRow, *, ended: bool = False) -> Esti
 
 
 def speed_of(row: SweepRow) -> float:
-    """The speed-up over eager `ar`, which all of a race have in common, 0 where there is none."""
+    """The speed-up over eager `ar`, which every contender of a race has; 0 without one."""
     ratio = speed_up(row, "ar")
     return ratio.value if ratio else 0.0
 

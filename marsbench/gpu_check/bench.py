@@ -1,4 +1,4 @@
-"""What checks work with: the device, a trained model that comes with the package, models of true size at random."""
+"""What checks use: the device, a trained model from the package, and models of true size with random weights."""
 
 import signal
 import threading
@@ -118,7 +118,7 @@ class Bench:
         return [list(ids) for ids in tokenizer(texts, add_special_tokens=False).input_ids]
 
     def method(self, name: str, loaded: Loaded) -> Method | OutsideMethod:
-        """A method with all that it may need; heads know nothing, and draft all the same."""
+        """A method with all that it needs; its heads are untrained, but they draft."""
         torch.manual_seed(1)
         model, draft = loaded.model, None
         heads = MedusaHeads(model.config.hidden_size).to(model.device, model.dtype)
@@ -127,7 +127,7 @@ class Bench:
         return build_method(name, Options(mask_id=loaded.mask_id, draft=draft, heads=heads))
 
     def answers(self, loaded: Loaded, name: str, kind: KindOfBatch = Batch, **ids: Any) -> list[list[int]]:
-        """What a method says to all requests side by side; one of one row at a time, to a few of them."""
+        """A method's answers to all requests in one batch; a method of one row answers a few, one at a time."""
         one_row = METHODS[name].one_row
         self.say(f"{name} on {loaded.model.device.type}{'' if kind is Batch else ', captured'}")
         method, threshold = self.method(name, loaded), _THRESHOLD if METHODS[name].takes_threshold else None
@@ -153,7 +153,7 @@ class Bench:
         self, model: Any, name: str, *, rows: int, kind: KindOfBatch, options: Mapping[str, Any] | None = None,
         carried: Carried | None = None,
     ) -> "Timed":  # fmt: skip
-        """One decode, after one that met all its shapes; without options, windows settle all that they guess."""
+        """Times one decode, after a warm-up of all its shapes; without options, MARS accepts all that it predicts."""
         self.say(f"{name}, {rows} at once{'' if kind is Batch else ', captured'}{', carried over' if carried else ''}")
         given = {"block_size": BLOCK_SIZE, **({"threshold": 0.0} if name == "mars" else {}), **(options or {})}
         threshold = given.pop("threshold", None)
@@ -182,7 +182,7 @@ class Bench:
 
 
 class Timed(NamedTuple):
-    """Seconds of every step but the first, and what came of it."""
+    """Seconds of every step but the first, and the answers."""
 
     steps: Sequence[float]
     done: Sequence[Generation]

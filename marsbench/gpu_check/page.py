@@ -34,7 +34,7 @@ def gpu_rows(root: Path) -> tuple[list[CheckRow], list[MethodStepRow]]:
 
 
 def place(row: CheckRow | MethodStepRow) -> dict[str, Any]:
-    """What a row is of: a newer one takes the place of an older one."""
+    """What identifies a row: a newer row with the same place replaces the older one."""
     named = ("check", "quick", "scale", "method", "options", "device", "batch_size", "captured", "dtype")
     return {"kind": row.kind, **{name: getattr(row, name) for name in named if hasattr(row, name)}}
 
@@ -139,7 +139,7 @@ def _said(size: str, shape: Steps) -> Iterator[str]:
         f"- {_SIZES[size]}: with a batch of {', '.join(map(str, costs))} rows, a step of MARS (B = 4) takes "
         f"{', '.join(f'{cost:.2f}' for cost in costs.values())} times as long as a step of `ar`."
     )
-    # The batch sizes between which a step comes to cost what it emits.
+    # Between these batch sizes, the cost of a step reaches the tokens that it emits.
     below = [batch for batch, cost in costs.items() if cost < emitted]
     above = [batch for batch, cost in costs.items() if cost >= emitted]
     until = f"up to a batch between {max(below)} and {min(above)} rows" if below and above else "at all of these"

@@ -1,4 +1,4 @@
-"""`marsbench gpu-window`: a GPU that is lent for minutes, and every row that can be had of it, what matters most first.
+"""`marsbench gpu-window`: measures all that it can on a GPU within minutes, the most important rows first.
 
 Each stage has a limit of its own, and what it has measured is written at once. An interrupted window goes on where it
 stopped; nothing is fetched.
@@ -57,7 +57,7 @@ class Stage(NamedTuple):
 
 
 def run_window(window: Window, minutes: float) -> list[Tried]:
-    """Do what is left of a window in the time given; how each of its stages has ended."""
+    """Do the remaining stages of a window in the time given; returns how each ended."""
     log = Log[Any](window.work / "stages.jsonl", dict[str, Any], what="a stage of a window", mend="remove the file")
     done, endings = {ended["stage"] for ended in log.records() if ended["status"] == "done"}, list[Tried]()
     deadline = time.monotonic() + 60 * minutes
@@ -104,7 +104,7 @@ def _checks(window: Window, names: Sequence[str]) -> None:
 
 
 def time_steps(window: Window, size: str) -> None:
-    """Steps by method and rows on random weights, and their speed with acceptance carried over, kept as they come."""
+    """Time steps by method and rows on random weights, also with the paper's acceptance; keeps each row at once."""
     bench = Bench(window.device, quick=window.tiny)
     bench.say = lambda text: window.console.print(f"  {size}: {text}", highlight=False)
     model = bench.random_model(size, bench.half)
@@ -130,7 +130,7 @@ def time_steps(window: Window, size: str) -> None:
 
 
 def command(*typed: str) -> str:
-    """Run a command of ours in a process of its own, which ends with the stage; the last line that it prints."""
+    """Run a `marsbench` command in its own process, which ends with the stage; returns its last line."""
     done = subprocess.run([sys.executable, "-m", "marsbench", *typed], stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout.strip().rpartition("\n")[2]
 
@@ -173,7 +173,7 @@ def _score(window: Window, stage: str) -> None:
 
 
 def base_here(tiny: bool) -> Path | None:
-    """The real model's folder, if it has been fetched; of a tiny window, the one that is shipped."""
+    """The real model's folder if it was fetched; for a tiny window, the shipped base."""
     from marsbench.fetching.fetch import fetch
     from marsbench.fetching.models import is_there
 

@@ -1,4 +1,4 @@
-"""Claims in words: one table of what is claimed, published and measured, for pages, the index and README."""
+"""Claims in words: a table of what is claimed, published and measured, for pages, the index and the README."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ def heading(section: Section | None) -> str:
 
 
 def tested(claim: Claim) -> str:
-    """What is measured, and the bound that it must keep."""
+    """What is measured, and its bound."""
     bound, what = claim.bound, claim.compared
     if bound.low == bound.high:
         return f"{what} = {bound.low:g}"
@@ -74,7 +74,7 @@ def counted(result: Finding) -> str:
 
 
 def claims_table(entries: Iterable[tuple[Sequence[str], str, Finding]], *heads: str, papers: bool = True) -> str:
-    """What claims came to; each entry is what stands before that, below `heads`, the scale, and the finding."""
+    """A table of findings. Each entry has the first cells of its line (below `heads`), the scale and the finding."""
     lines = []
     for before, scale, one in entries:
         paper = [published(one.claim)] if papers else []
@@ -110,7 +110,7 @@ def untestable(claims: Iterable[Claim]) -> str:
 
 
 def tally(results: Iterable[tuple[str, Finding]]) -> str:
-    """What claims come to, as in "3 hold, 1 does not, 2 open"."""
+    """How many claims have each verdict, as in "3 hold, 1 does not hold, 2 open"."""
     words = [verdict(one, scale).removesuffix(" in the toy") for scale, one in results]
     counts = Counter(word for word in words if word != "not run")
     return ", ".join(f"{counts[word]} {_PLURAL.get(word, word)}" for word in _IN_TURN if counts[word])

@@ -1,4 +1,4 @@
-"""How reports write tables, and layouts: prose in Markdown files, with slots in braces for what rows say."""
+"""How reports write tables, and layouts: Markdown files whose slots in braces are filled from rows."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ _SLOT = re.compile(r"\{(\w+)\}")
 
 
 def paragraphs(*parts: str) -> str:
-    """Parts of a page, a blank line between them; what is empty is left out."""
+    """The parts of a page that are not empty, with a blank line between them."""
     return "\n\n".join(filter(None, parts))
 
 
@@ -35,7 +35,7 @@ def merged(lines: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def folded(*sections: str) -> str:
-    """Sections, each behind its own heading until a reader opens it; what is empty is left out."""
+    """Sections that a reader opens by their headings; empty ones are left out."""
     return paragraphs(*[
         f"<details>\n<summary>{text.partition(chr(10))[0].lstrip('# ')}</summary>\n\n{text}\n\n</details>"
         for text in sections

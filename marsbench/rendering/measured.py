@@ -1,4 +1,4 @@
-"""What was measured: accuracy and speed of every line of a table beside the paper's, and why a cell has no numbers."""
+"""The accuracy and speed of every line of a table beside the paper's, and why a cell has no numbers."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -18,7 +18,7 @@ HOW_TO_READ_ACCURACY = (
 
 
 def numbers_table(plan: TablePlan, seeds: BySeed, names: Sequence[str] = ()) -> str:
-    """Lines (all of the plan unless named) with their accuracy and speed, of all training seeds, beside the paper's."""
+    """The lines of a plan (or those named) with accuracy and speed over all training seeds, beside the paper's."""
     cells = [latest_cells(rows) for rows in seeds.values()]
     shown = [line for line in plan.lines if not names or line.name in names]
     papers = {metric: _published(plan, [line.name for line in shown], metric) for metric in ("accuracy", _TOKENS)}
@@ -57,7 +57,7 @@ def _counts(cells: Sequence[Cells], plan: TablePlan) -> list[str]:
 
 
 def _plus_minus(result: Finding) -> str:
-    """A number with half its interval; where not of all benchmarks, it says so."""
+    """A number with half its interval; it says if benchmarks are missing."""
     if result.estimate is None:
         return "not run"
     judged, asked = len(result.measured.benchmarks), result.measured.asked

@@ -18,9 +18,9 @@ from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import median_ratio
 from marsbench.world import modelled_on
 
-# What stands on a page: of one scale's rows, the scale, and the rows of all training seeds, which verdicts are of.
+# What makes the sections of a page: from one scale's rows, the scale, and the rows of all seeds, for verdicts.
 Sections = Callable[[Sequence[Row], str, BySeed], Iterable[str]]
-Slots = Callable[[Sequence[Row], str, BySeed], Mapping[str, str]]  # of the same: what stands in a layout's slots
+Slots = Callable[[Sequence[Row], str, BySeed], Mapping[str, str]]  # the same for the slots of a layout
 NO_SFT_DEVIATION = (
     '"MARS w/o SFT loss" drops this loss and changes nothing else. The authors\' released ablation also multiplies the '
     "loss of each sequence by 1/t, for a random t. Table 3 has both."
@@ -32,7 +32,7 @@ BOTH_ABLATIONS_DEVIATION = (
 
 
 def deviations(rows: Sequence[Row], scale: str, own: Sequence[str], *, common: bool = True) -> str:
-    """What is otherwise than in the paper behind rows of one scale; `own` is of this part of a page alone."""
+    """How rows of one scale differ from the paper; `own` differences are of this part of a page alone."""
     real = any(modelled_on(row.benchmark) == row.benchmark for row in rows if isinstance(row, EvaluationRow))
     small, scored, every = filled(__package__, "deviations.md", {})
     shared = [small if preset(scale).world else "", scored if real else "", every] if common else []
@@ -47,7 +47,7 @@ def title(plan: TablePlan, scale: str) -> str:
 
 
 def about(scale: str, seeds: BySeed) -> str:
-    """What a small scale's results are not, which training seeds the page is of, and how to read it."""
+    """The caveat of toy models, the training seeds of the page, and where to read about its numbers."""
     caveat = (
         "These are toy models: they test the mechanism, and their numbers are not Qwen's."
         if preset(scale).world
@@ -73,14 +73,14 @@ def _docs(scale: str) -> str:
 
 
 def seeds_in_words(seeds: BySeed) -> str:
-    """Which training seeds a page is of; empty where there is one."""
+    """Which training seeds a page uses; empty for one seed."""
     every = ", ".join(map(str, sorted(seeds)))
     known = f"Numbers and verdicts use every training seed that has rows for them (of seeds {every})."
     return known if len(seeds) > 1 else ""
 
 
 def step_cost(rows: Sequence[Row]) -> str:
-    """What a MARS step costs and must hold, in AR steps, beside what the paper's training hours come to."""
+    """Time and memory of a MARS step, in AR steps, beside the ratio of the paper's training hours."""
     row = latest_step_cost(rows)
     hours = {(item.method, item.scale): item.value for item in published("A", metric="train_h200_hours")}
     ratios = sorted(hours["mars", scale] / hours["ar_sft", scale] for scale in ("0.5b", "7b"))
@@ -139,7 +139,7 @@ _FACTS: dict[str, str | Callable[[Mapping[str, Any]], str]] = {  # words -> a fi
 
 
 def laid_out(package: str, slots: Slots, plan: TablePlan | None = None, layout: str = "page.md") -> Sections:
-    """The sections of a page whose layout lies in a package, with slots of its own; those behind `---` are folded."""
+    """The sections of a page from a layout in a package, with the page's slots; parts after `---` are folded."""
     session = session_of(plan.key if plan else package.rpartition(".")[2])
 
     def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
@@ -157,8 +157,8 @@ def laid_out(package: str, slots: Slots, plan: TablePlan | None = None, layout: 
 
 
 def busy_remark(rows: Iterable[Row]) -> str:
-    """A remark where other processes used the machine while rows were timed; empty where none did."""
-    # Rows of earlier versions tell it lap by lap; of these the median counts, as a speed-up is a median over laps.
+    """A remark if other processes used the machine while rows were timed; else empty."""
+    # Older rows have a number per lap. Their median counts, because a speed-up is a median over laps.
     laps = [getattr(row, "others_cores", []) or [row.provenance.get("others_cores") or 0.0] for row in rows]
     used = max(map(median, laps), default=0.0)
     remark = f"**Timed on a machine that was not idle:** other processes used up to {used:.2f} cores."

@@ -1,10 +1,10 @@
-"""The nox sessions of pages. Nothing is imported here that nox's own environment may lack."""
+"""The nox sessions of pages. This module imports only what nox's own environment has."""
 
 from typing import NamedTuple
 
 
 class Session(NamedTuple):
-    """A nox session that makes a page; what stands after `--` goes to its command."""
+    """A nox session that makes a page; arguments after `--` go to its command."""
 
     makes: str  # the key of a study, or of what stands on its page
     words: str  # what `nox -l` says of it
@@ -46,5 +46,5 @@ SESSIONS = {_NAMES.get(makes, f"reproduce-{makes}"): Session(makes, words) for m
 
 
 def session_of(key: str) -> str:
-    """What stands behind `nox -s` to make a page, or what stands on one."""
+    """The arguments of `nox -s` that make a page or a part of one."""
     return next((name for name, session in SESSIONS.items() if session.makes == key), f"reproduce -- {key}")

@@ -1,4 +1,4 @@
-"""Studies: one module, or folder, per page of results, with everything about it; this registry finds them.
+"""Studies: a module or folder for each page of results, with everything about it. This registry finds them.
 
 A study's module assigns a `Study` to `STUDY`, or several that stand on one page to `STUDIES`.
 """
@@ -29,7 +29,7 @@ def studies() -> dict[str, Study]:
 
 
 def studies_on(page: str) -> list[Study]:
-    """The studies that stand on a page: what leads there, the one that it is named after, the others."""
+    """The studies of a page: the leading one, the one that names it, then the others."""
     here = [study for study in studies().values() if study.page == page]
     return sorted(here, key=lambda study: (not study.leads, study.key != page))
 
@@ -39,13 +39,13 @@ def studies_of_paper() -> list[Study]:
 
 
 def items() -> list[Item]:
-    """Everything that can be reproduced by its name, in the order of the paper: studies, and what their pages hold."""
+    """All names that `reproduce` knows, in the order of the paper: studies, and the items on their pages."""
     known: list[Item] = [item for study in studies().values() if study.is_made for item in (study, *study.holds)]
     return sorted(known, key=lambda item: _place(item.key, item.place))
 
 
 def study_of(name: str) -> Study:
-    """The study of that key, or the one whose page holds what has that key; a `UserError` names what there is."""
+    """The study with that key, or the study whose page has the item with that key; else a `UserError`."""
     for study in studies().values():
         if name in (study.key, *[item.key for item in study.holds]):
             return study

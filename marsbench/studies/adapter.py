@@ -1,4 +1,4 @@
-"""Adapter: what writing into the model's weights costs and buys, beside an adapter that leaves the model as it is."""
+"""Adapter: MARS, which changes the model's weights, beside an adapter that leaves the model as it is."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -28,11 +28,11 @@ _SIZES = tuple(
 )
 _WINDOWS = (drafting("mars_gated", "an adapter", 8), *[headed(kind, window) for window in (4, 8) for kind in HEADS])
 _STRONG, _STRONG_WORDS = "mars_gated_network_strong", "an adapter and a network whose maps count sixteen times"
-_STRONGER = (  # beside AR decoding of the very model below them, which may be another training of AR SFT
+_STRONGER = (  # beside AR decoding of their own base, which may be another training of AR SFT
     Line(f"{_STRONG}_ar", f"AR SFT with {_STRONG_WORDS}, AR decoding", _STRONG, "ar", optional=True, block_size=8),
     *[drafting(_STRONG, _STRONG_WORDS, window) for window in (4, 8)],
 )
-_SURE = tuple(  # masks decide what passes, four positions to a forward pass
+_SURE = tuple(  # not verified: masks decide, four positions per forward pass
     Line(
         f"{stage}_{tau:g}", f"AR SFT with {words} (tau = {short(tau)})", stage, "mars",
         {"block_size": 4, "threshold": tau}, optional=True,
@@ -70,7 +70,7 @@ PLAN = TablePlan(
 
 
 def _unchanged(rows: Sequence[Row]) -> str:
-    """How many answers of the lossless lines have the very tokens of AR decoding of the model below them."""
+    """How many answers of the lossless lines have exactly the tokens of AR decoding of their base."""
     cells = latest_cells(rows)
     own = {line.name: AR_SFT.name for line in (*_LOSSLESS, *_WINDOWS, *_SIZES)}
     own |= {line.name: _STRONGER[0].name for line in _STRONGER[1:]}

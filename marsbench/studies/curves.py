@@ -57,15 +57,15 @@ PLAN = TablePlan("curves", "More training and other sizes", tuple(_lines()), que
 
 
 def _moves(rows: Sequence[Row], first: str, second: str, ways: Sequence[str] = (_AR, _ONE)) -> list[Estimate]:
-    """By how many points lines differ between two points of a curve, as far as measured: AR SFT, MARS at one token."""
+    """The difference of each line between two points of a curve, if measured: by default AR SFT and MARS."""
     claims = [more_accurate(PLAN, way + second, way + first) for way in ways]
     return [finding.estimate for claim in claims if (finding := claim.of(rows)).estimate is not None]
 
 
 def settled(rows: Sequence[Row], curve: str) -> tuple[int | None, str]:
-    """The steps after which accuracy at one token moves by less than its interval, and that in words.
+    """The steps after which accuracy at one token no longer changes significantly, and the same in words.
 
-    They hold for every line: the first point from which neither AR SFT nor MARS is significantly elsewhere at any
+    They hold for every line: the first point after which neither AR SFT nor MARS differs significantly at any
     later point.
     """
     steps = _places(rows, curve)
@@ -80,7 +80,7 @@ def settled(rows: Sequence[Row], curve: str) -> tuple[int | None, str]:
 
 
 def _places(rows: Sequence[Row], curve: str) -> dict[str, int]:
-    """Ending -> its steps, or of sizes the parameters of its model, for the points of a curve that are trained."""
+    """Ending -> steps (for sizes: parameters), for the trained points of a curve."""
     trained = latest_stages(rows)
     points = {ending: trained.get(TrainedStage.of(f"mars{ending}")) for ending in _POINTS[curve]}
     return {
@@ -105,7 +105,7 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
 
 
 def _answer(rows: Sequence[Row]) -> str:
-    """What more steps of the tables' recipe change, and what MARS costs where AR SFT teaches much; as far as known."""
+    """What more steps change, and what MARS costs on a base that AR SFT improves much; empty without rows."""
     steps, said = _places(rows, SCALES_OWN), list[str]()
     first, last = min(steps, key=steps.__getitem__, default=""), max(steps, key=steps.__getitem__, default="")
     if len(moves := _moves(rows, first, last, (_AR, _ONE, _PAPERS))) == 3 and first != last:
@@ -124,7 +124,7 @@ def _answer(rows: Sequence[Row]) -> str:
 
 
 def _outcomes(rows: Sequence[Row]) -> str:
-    """For each curve what the rule says, what AR SFT adds to its base, and how far accuracy moves."""
+    """For each curve: what AR SFT adds to its base, the steps by the rule, and changes of accuracy."""
     lines = []
     for curve, base in _BASES.items():
         steps = _places(rows, curve)
@@ -141,7 +141,7 @@ def _outcomes(rows: Sequence[Row]) -> str:
 
 
 def _costs(rows: Sequence[Row], ending: str) -> list[str]:
-    """How many points MARS has at one token and at tau = .95 over AR SFT trained as long."""
+    """MARS at one token and at tau = .95 minus AR SFT trained as long, in points."""
     return [more_accurate(PLAN, way + ending, _AR + ending).of(rows).number for way in (_ONE, _PAPERS)]
 
 
@@ -164,7 +164,7 @@ def in_brief(rows: Sequence[Row]) -> str:
 
 
 def _points(rows: Sequence[Row], cells: Cells, curve: str) -> dict[str, dict[int, tuple[Estimate, Estimate]]]:
-    """Line without its ending -> steps or parameters -> tokens per forward pass and accuracy, as far as measured."""
+    """Line without its ending -> steps or parameters -> tokens per forward pass and accuracy, if measured."""
     places = _places(rows, curve).items()
     return {
         way: {x: at for ending, x in places if (at := line_on(cells, way + ending, list(BENCHMARKS)))} for way in _WAYS

@@ -1,4 +1,4 @@
-"""Figure 1: answers with the tokens of one forward pass shaded together; the page to explore shows them."""
+"""Figure 1: answers, with the tokens of a forward pass in one shade. The page to explore shows them."""
 
 import re
 from functools import partial
@@ -31,11 +31,11 @@ PLAN = TablePlan(
     figure=True,
 )
 
-_SAID = re.compile(r"answer is \(?(-?\w+)\)?\.")  # how answers of the world close
+_SAID = re.compile(r"answer is \(?(-?\w+)\)?\.")  # how answers of the world end
 
 
 def questions(scale: Preset) -> list[Example]:
-    """What is asked, in its order: one question, and in the world one of every benchmark; each once."""
+    """The questions in order: one, and in the world one of every benchmark; no question twice."""
     asked = [*test_set("mini_gsm8k", 1)]
     if scale.world:
         level = difficulty(scale.world.difficulty)
@@ -44,7 +44,7 @@ def questions(scale: Preset) -> list[Example]:
 
 
 def is_right(example: Example, said: str) -> bool | None:
-    """Whether an answer is right; None for a program that is not the reference: only running it would tell."""
+    """Whether an answer is right; None for a program that differs from the reference, because it is not run."""
     if "rules" in example.doc:
         return all(followed(example.doc["rules"], said).values())
     if "target" in example.doc:

@@ -1,4 +1,4 @@
-"""Where the gain comes from: MARS against rivals at equal accuracy; Table 9; what was tried for rivals."""
+"""MARS beside its rivals, by tokens per forward pass; Table 9; how each rival was trained and set."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -26,10 +26,10 @@ from marsbench.studies.study import TablePage
 if TYPE_CHECKING:
     from marsbench.running.run import Run
 
-# ---- a line that is worked out: MARS whose tau was chosen on other questions ----
+# ---- a line that is calculated: MARS whose tau was chosen on other questions ----
 #
-# The fastest setting looks faster on the questions that it was chosen on: some of what made it win is luck. So the even
-# questions choose for the odd ones and the odd ones for the even ones (cross-fitting).
+# On the questions that chose it, the fastest setting looks faster than it is. So the even questions choose for the odd
+# ones, and the odd ones for the even ones (cross-fitting).
 
 AR_OF_MARS = "ar_of_mars"
 CURVE = (AR_OF_MARS, *[mars_name("mars", 4, threshold) for threshold in THRESHOLDS])  # what tau is chosen from
@@ -37,7 +37,7 @@ CHOSEN = Line("mars_chosen", "MARS (B = 4, tau chosen on other questions)", "mar
 
 
 def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> Answers:
-    """Answer every question with the fastest setting, among those that lose little on the other half of the questions.
+    """Answer each question with the fastest setting of those that lose little on the other half of the questions.
 
     Settings are of one benchmark; the first is what accuracy is lost against, in percentage points. `ValueError` if
     there are fewer than two questions, or settings with unequally many answers.
@@ -54,7 +54,7 @@ def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> Answers:
 
 
 def fastest_within(settings: Sequence[Answers], allowed_loss: float, questions: Sequence[int]) -> int:
-    """The place of the fastest setting that loses little against the first, both on `questions`, by their places."""
+    """The index of the fastest setting that loses little against the first one, on `questions` (indices)."""
 
     def speed(place: int) -> float:
         emitted, forwards = settings[place].emitted, settings[place].forwards
@@ -66,7 +66,7 @@ def fastest_within(settings: Sequence[Answers], allowed_loss: float, questions: 
 
 
 def with_choice(rows: Sequence[Row]) -> list[Row]:
-    """The rows, and those of the chosen line on the benchmarks of which all lines of `CURVE` answered as much."""
+    """The rows, and rows of the chosen line for benchmarks where all lines of `CURVE` have as many answers."""
     cells = latest_cells(rows)
     line: dict[str, Any] = {"arm": CHOSEN.name, "method": CHOSEN.method, "options": CHOSEN.options}
     chosen = []
@@ -94,7 +94,7 @@ def _drafted(draft: str, words: str = "") -> Line:
 
 MEDUSAS = {"medusa": "", "medusa_hard": " at the adapter's rate"}
 _GROUPS, _LINEAR, _DRAFTED = verified("groups", 4), verified("linear", 5, 0.5), _drafted("draft_ar_sft")
-_ADAPTED = replace(verified("groups", 4, stage="mars_gated"), optional=True)  # rows of a scale may be older than it
+_ADAPTED = replace(verified("groups", 4, stage="mars_gated"), optional=True)  # older rows lack it
 _HEADED = headed("network", 4)
 MEASURED = TablePlan(
     "gains",
@@ -116,7 +116,7 @@ MEASURED = TablePlan(
     own="Where the gain comes from",
 )
 _AFTER = 1 + max(number for number, line in enumerate(MEASURED.lines) if line.name in CURVE)
-PLAN = replace(MEASURED, lines=(*MEASURED.lines[:_AFTER], CHOSEN, *MEASURED.lines[_AFTER:]))  # with what is worked out
+PLAN = replace(MEASURED, lines=(*MEASURED.lines[:_AFTER], CHOSEN, *MEASURED.lines[_AFTER:]))  # with the calculated line
 RIVALS = {
     "medusa_hard_3": "Medusa with a tree",
     "medusa_hard_1": "Medusa with a chain",
@@ -127,7 +127,7 @@ RIVALS = {
 
 
 def _beats_rivals(line: Line, words: str, name: str, others: Iterable[str]) -> Claim:
-    """A line emits more tokens per forward pass than the best rival, and beside it what it has over others."""
+    """A line emits more tokens per forward pass than the best rival; beside it, its lead over others."""
     best = next(iter(RIVALS))
     return emits_more(
         PLAN, line.name, best, f"{words} emits more tokens per forward pass than {RIVALS[best]}", name,
@@ -188,7 +188,7 @@ TABLE9 = TablePage(
     ),
 )
 
-# ---- every rival in the ways that were tried for it: what is best by its own measure stands for it elsewhere ----
+# ---- every rival in the ways that we tried: other pages use the way that is best by the rival's own measure ----
 
 _DIFFUSION, _SHIFTED, _NO_SFT = (
     next(line for line in table2.PLAN.lines if line.name == name)
@@ -209,7 +209,7 @@ _RACED: dict[str, tuple[str, str, dict[str, Any], str, tuple[int, ...]]] = {  # 
 
 
 def race_of(run: "Run", page: str, ar: Line, tried: Sequence[Line], batch_sizes: tuple[int, ...]) -> list[Row]:
-    """Race lines with compiled steps beside `ar` and transformers' `generate`; at a scale of tests, few and eagerly."""
+    """Race compiled lines beside `ar` and transformers' `generate`; at a scale for tests, few prompts, eager."""
     from marsbench.racing.sweep import Sweep
 
     lines: tuple[Line, ...] = ar, ar.compiled_form(), *[line.compiled_form() for line in tried]
@@ -230,7 +230,7 @@ def _race(run: "Run") -> list[Row]:
 
 
 def _chosen(race: SweepCells) -> dict[str, tuple[SweepRow, SweepRow]]:
-    """Each way's fastest row, and its row with what each half of the prompts got by the setting of the other half."""
+    """For each method its fastest row, and a row whose halves of prompts use each other's fastest setting."""
     chosen = {}
     for words, (stage, method, _, _, values) in _RACED.items():
         tried = [row for row in race.at(1) if (row.stage, row.method) == (stage, method)]
@@ -260,7 +260,7 @@ def in_brief(rows: Sequence[Row]) -> str:
 
 
 def _raced(rows: Sequence[Row]) -> str:
-    """Tokens per second of each way at the setting that the other half of the prompts chose, over two baselines."""
+    """Tokens per second of each method over two baselines, at the setting that the other half chose."""
     race = SweepCells.of(rows)
     baselines = [row for name in (COMPILED_AR, LIBRARY) if (row := race.done.get((name, 1)))]
     if len(baselines) < 2:
@@ -301,7 +301,7 @@ TRIED = TablePage(
             _drafted("draft_ar_sft_hard", ", draft at the adapter's rate"),
         ),
         own="Rivals",
-        seed=5,  # of no other page, so that no verdict has had a say in the choice
+        seed=5,  # no other page has it, so no verdict depends on the choice
     ),
     measure=_race,
     kinds=RACED,

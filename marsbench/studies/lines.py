@@ -1,4 +1,4 @@
-"""Lines that several studies have, and the block sizes, thresholds and batch sizes of the paper that make them up."""
+"""Lines that several studies share, with the paper's block sizes, thresholds and batch sizes."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ BLOCK_SIZES = (4, 8, 16)
 THRESHOLDS = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5)
 TAUS = (None, *THRESHOLDS)  # None is one token per forward pass
 BATCH_SIZES = (4, 8, 16)  # of Tables 5 and 6
-ONE_TOKEN: dict[str, Any] = {"accept": "one"}  # says so in rows; what counts is that there is no threshold
+ONE_TOKEN: dict[str, Any] = {"accept": "one"}  # a label for rows; without a threshold, one token is accepted
 AR_SFT = Line("ar_sft", "AR SFT", "ar_sft", "ar", {}, "ar_sft_5ep")
 # Stage -> its words, in Tables 3 and 8.
 MARS_STAGES = {
@@ -25,7 +25,7 @@ MARS_VARIANTS = {
     "mars_response_blocks": "MARS, blocks counted from the response",
     "mars_no_eos_padding": "MARS, no labelled EOS filled in",
 }
-ALIGNED = {  # stage -> its words, on Table 3's page: only there does the mask loss hold an AR term
+ALIGNED = {  # stage -> its words, on Table 3's page: in this alignment the mask loss has an AR term
     "mars_paper_alignment_no_sft": "MARS w/o SFT loss, aligned as in the paper",
     "mars_paper_alignment": MARS_VARIANTS["mars_paper_alignment"],
 }
@@ -44,7 +44,7 @@ def mars(stage: str, block_size: int, threshold: float | None = None) -> Line:
 
 
 def mars_name(stage: str, block_size: int, threshold: float | None = None) -> str:
-    """The name of the line that decodes a MARS stage, one token per forward where no threshold is given."""
+    """The name of the line that decodes a MARS stage; without a threshold, one token per forward pass."""
     return f"{stage}_b{block_size}" + ("" if threshold is None else f"_{threshold:g}")
 
 
@@ -56,7 +56,7 @@ _VERIFIED = {  # stage -> what the names of its lossless lines begin with, and i
 
 
 def verified(layout: str, window: int, threshold: float | None = None, stage: str = "mars") -> Line:
-    """Lossless MARS in one of its layouts, on the checkpoint of B = 4 whatever its window."""
+    """Lossless MARS in one of its layouts; the checkpoint is that of B = 4 for every window."""
     pruned = {} if threshold is None else {"threshold": threshold}
     name, words = _VERIFIED[stage]
     return Line(

@@ -1,4 +1,4 @@
-"""What a study is: everything that commands and pages need to know about one page of results."""
+"""A study: everything that commands and pages need to know about one page of results."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,22 +30,22 @@ from marsbench.rendering.sessions import session_of
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
 
-if TYPE_CHECKING:  # a study is read without loading what measures
+if TYPE_CHECKING:  # to read a study does not load what measures
     from marsbench.racing.grid import Grid
     from marsbench.running.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """Something with a line in the index and a name to reproduce it by: a table, a figure, an appendix, or our page."""
+    """Something with a line in the index and a name for `reproduce`: a table, a figure, an appendix, our page."""
 
-    key: str = ""  # what commands and files call it: "table2"; a study has that of its plan, unless it gives one
-    name: str = ""  # what readers call it: "Table 2"; likewise
+    key: str = ""  # its name in commands and files: "table2"; by default that of the plan
+    name: str = ""  # its name for readers: "Table 2"; by default that of the plan
     asks: str  # the question that it answers
     section: Section | None = None  # of the paper, where its claims are made; None for pages of our own
-    anchor: str = ""  # where it stands on its page
-    place: int = 0  # among pages of our own
-    plan: TablePlan | None = None  # its lines, where it is made of lines
+    anchor: str = ""  # its place on its page
+    place: int = 0  # its place among pages of our own
+    plan: TablePlan | None = None  # its lines, if it has lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,25 +55,25 @@ class Study(Item):
     It shows the rows of one training seed and scale; its verdicts are of all seeds.
     """
 
-    on: str = ""  # the study whose page it stands on, where it has none of its own
+    on: str = ""  # the study whose page it is on, if it has no page of its own
     leads: bool = False  # whether it comes first there
 
     sections: Sections = lambda rows, scale, seeds: ()  # of its page
     figures: Callable[[Sequence[Row], Path], list[Path]] = lambda rows, folder: []  # writes them below a folder
-    measure: "Callable[[Run], list[Row]] | None" = None  # makes its rows beside answers, and those of its grid
+    measure: "Callable[[Run], list[Row]] | None" = None  # makes its rows other than answers and those of its grid
     kinds: tuple[type[Row], ...] = ()  # what those rows are
     also: tuple[TablePlan, ...] = ()  # further lines that answer benchmarks
-    grid: "Callable[[Preset, bool], Grid] | None" = None  # what it races at a scale, in full or quickly
-    stages: tuple[TrainedStage, ...] = ()  # what it trains that is neither its plan's nor its grid's
-    in_world: bool = False  # whether its own `measure` is of the world's models alone
-    timed: bool = False  # whether its own `measure` times something, so that nothing may run beside it
+    grid: "Callable[[Preset, bool], Grid] | None" = None  # its race at a scale, full or quick
+    stages: tuple[TrainedStage, ...] = ()  # what it trains beside its plan and its grid
+    in_world: bool = False  # whether its `measure` is for the world's models alone
+    timed: bool = False  # whether its `measure` needs the machine alone, for its clock
     scored: bool = True  # whether the lines of its plan answer benchmarks
-    trained_before: bool = False  # measures the checkpoints of its plan that are there: training all takes hours
-    holds: tuple[Item, ...] = ()  # what else stands on its page
-    claims: tuple[Claim, ...] = ()  # those that its page shows
-    more_claims: tuple[Claim, ...] = ()  # those that its rows decide besides
-    prepared: Callable[[Sequence[Row]], Sequence[Row]] = list  # what is worked out of one seed's rows first
-    in_paper: bool = True  # whether it belongs to the reproduction of the whole paper
+    trained_before: bool = False  # measures existing checkpoints alone: to train all takes hours
+    holds: tuple[Item, ...] = ()  # further items on its page
+    claims: tuple[Claim, ...] = ()  # shown on its page
+    more_claims: tuple[Claim, ...] = ()  # decided by its rows, not shown on its page
+    prepared: Callable[[Sequence[Row]], Sequence[Row]] = list  # what first derives rows from those of one seed
+    in_paper: bool = True  # whether it is part of reproducing the whole paper
 
     def __post_init__(self) -> None:
         if self.plan is not None:
@@ -95,7 +95,7 @@ class Study(Item):
         return self.on or self.key
 
     def render(self, rows: Sequence[Row], scale: str, seeds: BySeed | None = None) -> str:
-        """The page, of one scale's rows; without `seeds`, verdicts are of these rows alone."""
+        """The page from one scale's rows; without `seeds`, verdicts use these rows alone."""
         rows = [row for row in rows if row.scale == scale]
         return paragraphs(*self.parts(rows, scale, seeds or {0: rows})) + "\n"
 
@@ -125,27 +125,27 @@ class Study(Item):
 
 
 def measured_by(module: str, function: str) -> "Callable[[Run], list[Row]]":
-    """What makes a study's rows, by its place: only who measures imports it."""
+    """The function that makes a study's rows, by its name; it is imported when it is called."""
     return lambda run: getattr(import_module(module), function)(run)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TablePage(Study):
-    """A page on lines that answer benchmarks: one of the paper's tables or figures, or a page of our own."""
+    """A page about lines that answer benchmarks: a table or figure of the paper, or a page of our own."""
 
     plan: TablePlan
-    table: TablePlan | None = None  # the lines that it shows, where some are worked out from rows
-    opening: str = ""  # what was done, where no KEY.md says that below its answer
+    table: TablePlan | None = None  # the lines that it shows, if some are calculated from rows
+    opening: str = ""  # what was done, if no KEY.md says that below its answer
     figure: str = ""  # name of its figure; empty for a page without one
     caption: str = ""  # of the figure
     drawing: Drawing | None = None  # what draws it
     lines: tuple[str, ...] = ()  # of its table; none = all
-    figure_title: str = ""  # the paper's number of it, where it has one
+    figure_title: str = ""  # the paper's name of the figure, if it has one
     deviations: tuple[str, ...] = ()  # beside those of every page
-    more: tuple[Callable[[Sequence[Row]], str], ...] = ()  # paragraphs of its own, made of prepared rows
+    more: tuple[Callable[[Sequence[Row]], str], ...] = ()  # further paragraphs, from prepared rows
 
     def parts(self, rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterator[str]:
-        """What stands on it: claims, a figure, a table; folded, how it was made and what the paper does otherwise."""
+        """Question, answer, claims, figure, table; folded: how it was made, and deviations from the paper."""
         ready = self.prepared(rows)
         cells = latest_cells(ready)
         plan = self._shown(cells)

@@ -23,7 +23,7 @@ from marsbench.statistics.intervals import Estimate, Interval, median_ratio
 from marsbench.studies.lines import AR_SFT, ONE_TOKEN, mars
 from marsbench.studies.study import Item, TablePage, measured_by
 
-# Among options, block_size is the window of decoding: rows have that by its earlier name.
+# In options, block_size is the window of decoding: rows keep this earlier name.
 _ONE, _SURE = {"block_size": 4, **ONE_TOKEN}, {"block_size": 4, "threshold": 0.95}
 PLAN = TablePlan(
     "2",
@@ -95,7 +95,7 @@ APPENDIX_A = Section("the cost of training", appendix="A")
 
 
 def _parameters(rows: Sequence[Row]) -> Measured:
-    """Parameters of MARS over those of AR SFT: a count, without an interval to speak of."""
+    """Parameters of MARS over those of AR SFT: a count, so its interval is a point."""
     trained = latest_stages(rows)
     ours, ar = trained.get(TrainedStage("mars", 4)), trained.get(TrainedStage("ar_sft", None))
     if ours is None or ar is None or not ar.parameters:
@@ -105,7 +105,7 @@ def _parameters(rows: Sequence[Row]) -> Measured:
 
 
 def _step(rows: Sequence[Row], part: Literal["seconds", "memory"]) -> Measured:
-    """What a MARS step takes over what an AR step takes, batch by batch."""
+    """Time or memory of a MARS step over that of an AR step, batch by batch."""
     row = latest_step_cost(rows)
     if row is None or row.status != "done":
         return Measured()
@@ -150,7 +150,7 @@ STUDY = TablePage(
     more=(step_cost,),
 )
 
-# ---- the same recipes on questions that take no more steps than training shows ----
+# ---- the same recipes on questions no longer than in training ----
 
 LENGTHS = TablePage(
     asks="what does MARS lose on questions that are no longer than in training?",

@@ -19,7 +19,7 @@ PLAN = TablePlan(
     "What the SFT loss does, by block size, at one token per forward pass",
     (AR_SFT, *[mars(stage, size) for size in BLOCK_SIZES for stage in MARS_STAGES]),
 )
-# Another seed than the other tables' own, so that all its lines start from one training of AR SFT.
+# A seed that no other table has, so that all its lines start from one training of AR SFT.
 PLAN_ALIGNED = TablePlan(
     "alignment",
     "What the SFT loss does in the paper's alignment",

@@ -40,7 +40,7 @@ PLAN = TablePlan(
     (
         AR_SFT,
         *[mars(stage, size, tau) for stage in MARS_STAGES for size in BLOCK_SIZES for tau in TAUS],
-        *[mars("mars_network", _SMALLEST, tau) for tau in TAUS],  # a draft head, which the paper has not
+        *[mars("mars_network", _SMALLEST, tau) for tau in TAUS],  # with a draft head, which the paper does not have
     ),
     benchmarks=("gsm8k", "humaneval"),
 )

@@ -1,4 +1,4 @@
-"""The page of discrepancies: where the paper and its released code differ, and what each difference comes to here."""
+"""The page of discrepancies: where the paper and its released code differ, and what each difference changes here."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -47,7 +47,7 @@ ALL_MASKS = f"{NO_CACHE}, all masks"
 
 
 def _races(run: "Run") -> list[Row]:
-    """Two races against AR, of five laps over 48 prompts; less where the scale asks few questions anyway.
+    """Two races against AR, of five laps over 48 prompts; smaller at a scale with few questions.
 
     MARS as load grows, with its sliding window and with block-level caches whose blocks are windows too; and without a
     cache, with B - 1 masks in every forward and with as many as tokens may be generated.
@@ -72,11 +72,11 @@ DIFFERS, SAME, NOT_RUN = "differs", "no difference seen", "not run"
 
 
 def _trained(stage: str, other: str = "mars") -> tuple[tuple[str, str], ...]:
-    """A way of training against another, at one token per forward pass and with a threshold."""
+    """Two ways of training, compared at one token per forward pass and with a threshold."""
     return tuple((mars_name(stage, 4, tau), mars_name(other, 4, tau)) for tau in (None, 0.95))
 
 
-# What a discrepancy comes to between lines: pairs of them.
+# The pairs of lines that show the effect of a discrepancy.
 PAIRS = {
     "d1": _trained("mars_paper_alignment"),
     "d2": (
@@ -88,7 +88,7 @@ PAIRS = {
 
 
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
-    shown = SweepCells.of(next(iter(seeds.values()), ()))  # numbers without a verdict are of the seed shown
+    shown = SweepCells.of(next(iter(seeds.values()), ()))  # numbers without a verdict use the first seed alone
     load, knee = _load(shown, seeds)
     return {
         "tally": tally(seeds),
@@ -108,7 +108,7 @@ def effect(seeds: BySeed, first: str, second: str) -> tuple[Finding, Finding] | 
 
 
 def tally(seeds: BySeed) -> str:
-    """How many of the compared lines differ, and how many of these comparisons are of one training seed."""
+    """How many comparisons of lines differ, and how many have one training seed."""
     effects = [measured for pairs in PAIRS.values() for pair in pairs if (measured := effect(seeds, *pair))]
     differ = sum(_verdict(*pair) != SAME for pair in effects)
     alone = sum(accuracy.seeds == 1 for accuracy, _ in effects)
@@ -147,7 +147,7 @@ def _cache_blocks(sweep: SweepCells) -> str:
 
 
 def _times(seeds: BySeed, measure: Callable[[SweepCells], Estimate | None]) -> Finding:
-    """A ratio of speeds over all training seeds, held against 1."""
+    """A ratio of speeds over all training seeds, compared with 1."""
     return Claim(measure=on_sweep(measure), bound=Bound(low=1.0), unit=TIMES).over(seeds.values())
 
 

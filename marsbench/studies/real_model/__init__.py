@@ -1,4 +1,4 @@
-"""The page on a real model on two CPU cores: what lossless drafting gives there, by tokens and by the clock."""
+"""The page about a real model on two CPU cores: tokens per forward pass and speed of lossless drafting."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ from marsbench.studies.study import Study
 if TYPE_CHECKING:
     from marsbench.running.run import Run
 
-# ---- the lines, and what is claimed of them ----
+# ---- the lines, and the claims about them ----
 
 BASE, ADAPTER, MARS = "base", "base_gated", "base_mars"
 LONG_ADAPTER, LONG_MARS, HEADED = "base_gated_4x", "base_mars_2x", "base_gated_network"
@@ -108,7 +108,7 @@ CLAIMS = (
 )  # fmt: skip
 
 _RACED = PROMPT_LOOKUP, SHIPPED_GROUPS, SHIPPED_LINEAR, _with_lookup(SHIPPED, 3, "linear"), SHIPPED_BOTH
-# Who races, answering in bf16, where near ties of two tokens could come out otherwise.
+# The raced lines in bf16, where rounding could decide between two tokens that are almost equal.
 IN_BF16 = TablePlan(
     "real-model-bf16",
     "Lossless methods in bf16",
@@ -132,7 +132,7 @@ OUTSIDERS = (  # of batch 1 alone; quantised weights make another model
 
 
 def grid_at(scale: Preset, dtype: str, *, beside: bool = False) -> Grid:
-    """A race of `ar` and what is lossless over many prompts; `beside`: a short one with `generate` and llama.cpp."""
+    """A race of `ar` and lossless lines over many prompts; `beside`: a short one with `generate` and llama.cpp."""
     names = {"ar": "ar", **({"hf-generate": "hf-generate", A_A: "ar"} if beside else {})}
     baselines = [Line.raced(name, BASE, method) for name, method in names.items()]
     small = scale.in_seconds
@@ -141,7 +141,7 @@ def grid_at(scale: Preset, dtype: str, *, beside: bool = False) -> Grid:
         contenders=(*baselines, *ours, *(OUTSIDERS if beside else ())),
         batch_sizes=(1, 4),
         prompts=(2 if small else 16) if beside else 4 if small else 48,
-        repeats=2 if small else 3 if beside else 1,  # the lap that is watched has every prompt's own time
+        repeats=2 if small else 3 if beside else 1,  # the watched lap has the time of every prompt
         benchmarks=tuple(PLAN.of(scale.benchmarks)),
         max_new_tokens=min(64 if beside else 128, scale.max_new_tokens),
         timeout_s=600,
@@ -155,7 +155,7 @@ GRID_NAMES = ("ar", *[line.label for line in _RACED])
 
 
 def _measured(run: "Run") -> list[Row]:
-    """A race in fp32, which keeps every promise to the token, and in bf16 where the machine computes in it."""
+    """A race in fp32, where lossless lines are exact, and in bf16 if the machine computes in it."""
     from marsbench.racing.sweep import Sweep
 
     dtypes = [dtype for dtype in ("float32", "bfloat16") if run.computes_in(dtype)]
@@ -186,7 +186,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
 
 
 def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
-    """Tokens per second themselves, so that types of weights compare too."""
+    """Draws absolute tokens per second, so that types of weights can be compared, too."""
     sweeps, _ = _races(rows)
     series = defaultdict[str, dict[str, Estimate]](dict)
     for (name, size), row in [each for sweep in sweeps.values() for each in sweep.done.items() if each[0][0] != A_A]:
@@ -213,7 +213,7 @@ def in_brief(rows: Sequence[Row]) -> str:
 
 
 def _races(rows: Sequence[Row]) -> tuple[dict[str, SweepCells], dict[str, SweepCells]]:
-    """The race of the most prompts, and the one beside other engines where that is another, by type of weights."""
+    """By type of weights: the race with the most prompts, and the race beside other engines if that is another."""
     most, others = dict[str, SweepCells](), dict[str, SweepCells]()
     for (dtype, _), sweep in SweepCells.by_race(rows).items():
         (others if dtype in most else most)[dtype] = sweep
@@ -221,7 +221,7 @@ def _races(rows: Sequence[Row]) -> tuple[dict[str, SweepCells], dict[str, SweepC
 
 
 def _over_ar(sweep: SweepCells, row: SweepRow, *, ended: bool = False) -> str:
-    """Its speed over `ar`, with an interval over prompts where it may; `ended`: over prompts alone that end by EOS."""
+    """Its speed over `ar`, if possible with an interval over prompts; `ended`: only prompts that end by EOS."""
     ar, laps = sweep.done.get(("ar", row.batch_size)), speed_up(row)
     ratio = over_prompts(row, ar, ended=ended) if ar else None
     return with_interval(ratio, 2) if ratio else f"{laps.value:.2f}" if laps else "n/a"
@@ -240,7 +240,7 @@ def _in_part(cells: Cells, sweeps: Mapping[str, SweepCells]) -> str:
 
 
 def _base(rows: Sequence[Row], cells: Cells) -> str:
-    """Which of the packaged models the rows are of, where they are of one, and what it gets right."""
+    """The base of the rows, and how many questions it answers right."""
     named = []
     for base in sorted({str(row.provenance["base"]) for row in rows if row.provenance.get("base")}):
         packed = described(base)[0].quantised if is_known(base) and base.endswith("-gguf") else ""
@@ -271,7 +271,7 @@ def _fastest(sweeps: Mapping[str, SweepCells]) -> Iterator[str]:
 
 
 def _lossless(cells: Cells) -> Iterator[str]:
-    """How many answers are those of AR decoding, of those that are promised to be."""
+    """How many answers of lossless methods equal those of AR decoding."""
     for dtype, plan in (("float32", PLAN), ("bfloat16", IN_BF16)):
         names = [line.name for line in plan.lines if METHODS[line.method].lossless and line.name != OWN_AR[line.name]]
         done = [(done_cells(cells, name), done_cells(cells, OWN_AR[name])) for name in names]
@@ -317,7 +317,7 @@ def _tokens(cells: Cells, rows: Sequence[Row]) -> str:
 
 
 def _best_lossless(sweep: SweepCells, stages: Collection[str] = (BASE, *ADAPTED)) -> SweepRow | None:
-    """The fastest at the smallest batch whose tokens are promised to be the base's; AR decoding itself left out."""
+    """The fastest lossless row at the smallest batch whose tokens are the base's, without AR decoding itself."""
     rows = [row for row in sweep.at(min(sweep.batch_sizes)) if row.is_lossless and row.stage in stages]
     ours = [row for row in rows if row.method not in ("ar", "hf-generate") and OUTSIDER not in row.contender]
     return max(ours, key=speed_of, default=None)

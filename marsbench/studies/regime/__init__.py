@@ -1,4 +1,4 @@
-"""The regime: criteria about AR training, and about masks before any training with them; and a map of other regimes.
+"""The regime: criteria about AR training and about masks without MARS training; and a map of other regimes.
 
 The map has MARS from a base trained long or short, fine-tuned gently or hard; the tables have one of its corners.
 """
@@ -36,12 +36,12 @@ PLAN = TablePlan(
 
 ROOM_ON_EACH, ENOUGH = Bound(40.0, 97.0), 4
 BETWEEN = f"between {ROOM_ON_EACH.low:g} and {ROOM_ON_EACH.high:g}"
-# Accuracy in % of an answer of the right form, drawn at random. BBH: two puzzles of yes or no, one of seven days.
+# Accuracy in % of random answers in the right form. BBH has two puzzles of yes or no, and one of seven days.
 CHANCE = {"bbh": 100 * (1 / 2 + 1 / 2 + 1 / 7) / 3, "mmlu_pro": 10.0, "gpqa": 25.0}
 
 
 def _accuracy(rows: Sequence[Row], benchmarks: Sequence[str]) -> Measured:
-    """AR SFT's accuracy in points on some benchmarks, against none right, so that shares of several seeds count too."""
+    """AR SFT's accuracy in points on some benchmarks, as a difference to none right: so seeds can be pooled."""
     done = done_cells(latest_cells(rows), AR_SFT.name)
     asked = {name: done[name].correct for name in benchmarks if name in done}
     if len(asked) < len(benchmarks):
@@ -57,7 +57,7 @@ def on_each(seeds: BySeed) -> dict[str, Finding]:
 
 
 def room_on_enough(seeds: BySeed) -> tuple[str, Verdict]:
-    """How many benchmarks leave room both ways, in words, and whether those are enough."""
+    """How many benchmarks have room to gain and to lose, in words, and whether these are enough."""
     verdicts = [finding.side for finding in on_each(seeds).values()]
     if "not run" in verdicts:
         return "n/a", "not run"
@@ -67,7 +67,7 @@ def room_on_enough(seeds: BySeed) -> tuple[str, Verdict]:
 
 
 def above_chance(seeds: BySeed) -> tuple[str, Verdict]:
-    """Which benchmarks may be answered by chance, in words, and whether there is none."""
+    """Which benchmarks may be at chance, in words, and whether there is none."""
     limits = {name: finding.estimate.interval for name, finding in on_each(seeds).items() if finding.estimate}
     if len(limits) < len(BENCHMARKS):
         return "n/a", "not run"
@@ -115,7 +115,7 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
 
 
 def tally(seeds: BySeed) -> str:
-    """How many of the criteria hold, and what of the others."""
+    """How many criteria hold, and the verdicts of the others."""
     judged = [criterion.over(seeds.values()).side for criterion in CRITERIA]
     verdicts = [*judged, room_on_enough(seeds)[1], above_chance(seeds)[1]]
     words = {"does not hold": "do not hold", "open": "are open", "not run": "did not run"}

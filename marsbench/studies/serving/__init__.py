@@ -26,7 +26,7 @@ class LoadCells(dict[tuple[str, str, float], list[ServingRow]]):
 
     @classmethod
     def of(cls, rows: Iterable[Row]) -> "LoadCells":
-        """Those of some rows by the policies of the page; of a lap that was measured twice, the last counts."""
+        """The laps of the page's policies; if a lap was measured twice, the last one counts."""
         laps: dict[tuple[str, str, float], dict[int, ServingRow]] = {}
         for row in rows:
             if isinstance(row, ServingRow) and row.status == "done" and row.policy in {each.name for each in POLICIES}:
@@ -35,7 +35,7 @@ class LoadCells(dict[tuple[str, str, float], list[ServingRow]]):
 
     @property
     def full(self) -> float:
-        """How many requests in flight fill the server: the most that there were, if more than a few; else 0."""
+        """How many requests in flight fill the server: the largest number measured, if more than a few; else 0."""
         most = max((load for name, shape, load in self if (name, shape) == (AR.name, "together")), default=0.0)
         return most if most > max(FEW) else 0.0
 
@@ -46,7 +46,7 @@ class LoadCells(dict[tuple[str, str, float], list[ServingRow]]):
         return [(policy, laps) for policy in POLICIES if (laps := self.laps(policy, shape, load))]
 
     def ratio(self, one: Policy, other: Policy, load: float) -> Estimate | None:
-        """One policy's speed over another's, repeat by repeat, which asked the same; None where there is none, or of 0.
+        """One policy's speed over another's, repeat by repeat on the same requests; None without laps or speed.
 
         It is of requests in flight: what a user gets where there are a few, and else what all of them get together.
         """
@@ -146,7 +146,7 @@ def _said(ratio: Estimate | None) -> str:
 
 
 def _ratio(one: Policy, other: Policy, count: int, rows: Sequence[Row]) -> Measured:
-    """With so many requests in flight; 0 is a full server."""
+    """A ratio of speeds with this many requests in flight; 0 is a full server."""
     cells = LoadCells.of(rows)
     return Measured(cells.ratio(one, other, count or cells.full))
 
@@ -234,7 +234,7 @@ def _by_load(cells: LoadCells) -> str:
 
 
 def _ms(rows: Sequence[ServingRow], name: str, digits: int = 0, count: int = 3) -> str:
-    """So many percentiles of some time, each the mean over laps; "n/a" where no request was answered."""
+    """The first percentiles of a time, each the mean over laps; "n/a" if no request was answered."""
     percentiles = zip(*[values for row in rows if (values := getattr(row, name))], strict=True)
     return " / ".join(f"{1000 * fmean(each):.{digits}f}" for each in list(percentiles)[:count]) or "n/a"
 

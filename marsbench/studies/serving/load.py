@@ -1,4 +1,4 @@
-"""A load generator for a process of its own: requests go out when they are due, whatever became of earlier ones.
+"""A load generator that runs as its own process: it sends requests when they are due, without waiting for answers.
 
 Times count from when a request was due, so that a slow server cannot hide behind a client that waits for it (an open
 loop). Where as many requests as wanted are always in flight (a closed loop), each is due when it is sent. It shares the
@@ -27,7 +27,7 @@ class Shot:
 
 @dataclass
 class Heard:
-    """What came of it; times are seconds after the first request was due, 0 where nothing came."""
+    """The outcome of a request; times are seconds after the first request was due, 0 for no answer."""
 
     due: float = 0.0
     lag: float = 0.0  # by how much it was sent late
@@ -43,7 +43,7 @@ class Heard:
 
 
 def fire(url: str, shots: Sequence[Shot], at_once: int | None = None) -> list[Heard]:
-    """What comes of all requests of one measurement, in their order; `at_once` in flight, or each sent when due."""
+    """The outcomes of all requests of a measurement, in order; `at_once` in flight, or each sent when due."""
     return asyncio.run(_fired(url, shots, at_once))
 
 
@@ -62,12 +62,12 @@ async def _fired(url: str, shots: Sequence[Shot], at_once: int | None) -> list[H
 
 
 async def _exchanged(url: str, body: Any) -> Came:
-    """A request on a connection of its own, which the server closes behind its answer: when it was sent, what came."""
+    """Sends a request on its own connection, which the server closes after its answer: when sent, what came."""
     address, data = urlsplit(url), json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     came = [(time.perf_counter(), b"")]
-    with suppress(OSError, TimeoutError):  # what has come by then tells that it is not all
+    with suppress(OSError, TimeoutError):  # the parts so far show that the answer is incomplete
         async with asyncio.timeout(_GIVE_UP_S):
             reader, writer = await asyncio.open_connection(address.hostname, address.port)
             try:
@@ -103,7 +103,7 @@ def read_answer(came: Came) -> tuple[int, Came]:
 
 
 def _heard(came: Came, since: float, due: float | None) -> Heard:
-    """What came of a request that was due then, or (None) whenever it was sent."""
+    """The outcome of a request that was due then, or (None) when it was sent."""
     (sent, _), *parts = came
     status, body = read_answer(parts)
     due = sent - since if due is None else due

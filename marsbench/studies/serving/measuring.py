@@ -1,4 +1,4 @@
-"""All rows of the page of serving: servers in processes of their own, and requests sent to them when they are due."""
+"""Measures all rows of the serving page: servers as own processes, and requests sent when they are due."""
 
 import hashlib
 import random
@@ -36,13 +36,13 @@ _PERCENTILES = (0.5, 0.9, 0.99)
 _ASKED = ("gsm8k", "humaneval")  # of a model that people use, as on its own page
 
 
-class Targets(NamedTuple):  # what a user waits for gladly, in seconds
+class Targets(NamedTuple):  # the times that a user accepts, in seconds
     first_token: float = 0.0
     per_token: float = 0.0
 
 
 def serving_rows(run: Run) -> list[Row]:
-    """All rows; in the world, whose steps are short, a core is left to HTTP and the load generator."""
+    """All rows. In the world, whose steps are short, one core is left for HTTP and the load generator."""
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads - 1) if run.scale.world else threads)
     try:
@@ -52,7 +52,7 @@ def serving_rows(run: Run) -> list[Row]:
 
 
 class Bench:
-    """A run's checkpoint, its questions, and the servers that are started as far as they are needed."""
+    """A run's checkpoint, its questions, and its servers, which start when they are needed."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.effort = run, effort_at(run.scale)
@@ -129,7 +129,7 @@ class Bench:
         return heard
 
     def _without_http(self, policy: Policy, prompts: list[list[int]]) -> list[Heard]:
-        """What comes of prompts when nothing but the engine is asked, as many at once as of a server."""
+        """The outcomes of prompts from the engine alone, as many at once as of a server."""
         loaded, chosen = self.loaded, fit(policy.asks["method"], self.loaded)
         eos_id, pad_id = default_ids(loaded)
         requests = [Request(prompt, self.effort.max_new_tokens) for prompt in prompts]
@@ -181,7 +181,7 @@ class Bench:
 
 @contextmanager
 def _serving(checkpoint: str, options: list[str]) -> Iterator[str]:
-    """`marsbench serve` in a process of its own, by its address."""
+    """Starts `marsbench serve` as its own process; yields its address."""
     command = [sys.executable, "-m", "marsbench", "serve", "--checkpoint", checkpoint, "--port", "0"]
     limits = ["--max-queue", str(QUEUE), "--max-connections", str(QUEUE), "--threads", str(torch.get_num_threads())]
     with subprocess.Popen([*command, *limits, *options], stdout=subprocess.PIPE, text=True) as process:

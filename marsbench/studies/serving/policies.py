@@ -1,4 +1,4 @@
-"""What is held against what on the page of serving, under which loads, with how much effort."""
+"""The policies that the serving page compares, their loads, and the effort for each."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,13 +45,13 @@ class Effort:
     rows: int  # that the servers decode together
     requests: Mapping[int, int]  # so many in flight -> how many a lap has; by the largest number the server is full
     policies: tuple[Policy, ...]  # on a full server
-    steady: tuple[Policy, ...]  # where requests come by themselves
+    steady: tuple[Policy, ...]  # for requests that arrive by themselves
     loads: tuple[float, ...]
     repeats: int
     seconds: float  # of arrivals in a steady lap
     questions: int
     max_new_tokens: int
-    lap_s: float  # about what a lap takes that has so many requests
+    lap_s: float  # about the time of a lap with that many requests
     scored: bool = True  # whether answers are marked
 
     @property

@@ -50,7 +50,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
 
 
 def _decoded(sweep: SweepCells) -> str:
-    """A note where the sweep decodes another checkpoint than the tables."""
+    """A note if the sweep decodes another checkpoint than the tables."""
     stages = sorted({row.stage for row in sweep.rows if row.contender == "ar"})
     said = ", ".join(f"`{name}` ({STAGES[name].summary})" for name in stages)
     about = f"The claims on speed and speculative decoding use {said}; the tables use `mars`."
@@ -73,7 +73,7 @@ def _answer(sweep: SweepCells) -> str:
 
 
 def _contenders(sweep: SweepCells) -> str:
-    """Contenders with their speeds, those held against compiled `ar` apart; of settings of one method, the fastest."""
+    """The fastest setting of each method with its speed; those over compiled `ar` in a table of their own."""
     tables, best = dict[str, list[list[str]]](), _fastest_of_each(sweep)
     for baseline, name in dict.fromkeys((baseline_of(row), row.contender) for row in sweep.rows):
         cells, lines = sweep.by_batch(name), tables.setdefault(baseline, [])
@@ -89,7 +89,7 @@ def _contenders(sweep: SweepCells) -> str:
 
 
 def _fastest_of_each(sweep: SweepCells) -> set[str]:
-    """The names of the contenders that are fastest for one row among the settings of their method and form."""
+    """The contenders that are fastest at batch 1 among the settings of their method and form."""
     fastest: dict[tuple[object, ...], SweepRow] = {}
     for (_, size), row in sweep.done.items():
         kind = size, row.method, row.stage, row.compiled, row.options.get("cache_block")
@@ -112,13 +112,13 @@ def _as_ar(sweep: SweepCells, row: SweepRow) -> str:
 
 
 def same_as_sft(sweep: SweepCells) -> tuple[int, int] | None:
-    """How many answers of MARS by AR decoding are those of AR SFT, which it goes on from, and of how many."""
+    """How many answers of MARS by AR decoding equal those of AR SFT, from which it trains, and of how many."""
     row = next((row for row in sweep.rows if row.contender == "ar" and speed_claims.AR_SFT in row.same_as), None)
     return (row.same_as[speed_claims.AR_SFT], row.prompts) if row else None
 
 
 def _steps(rows: Sequence[Row]) -> str:
-    """What a step costs by its positions, over windows and batches, timed apart from any race."""
+    """The cost of a step by its number of positions, timed outside the races."""
     times = next((row for row in reversed(rows) if isinstance(row, StepTimeRow)), None)
     if times is None:
         return ""

@@ -1,4 +1,4 @@
-"""The paper's Tables 5 and 6, rebuilt from a sweep; what it claims of speed, and what we claim of the best settings."""
+"""The paper's Tables 5 and 6 from a sweep, its claims about speed, and ours about the best settings."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +17,7 @@ from marsbench.statistics.intervals import Answers, Estimate, difference, paired
 from marsbench.studies.lines import BATCH_SIZES
 
 PAPERS_SCALE = "7b"  # of its Tables 5 and 6
-AR_SFT = "ar, AR SFT"  # `ar` on the checkpoint that MARS goes on from
+AR_SFT = "ar, AR SFT"  # `ar` on the checkpoint that MARS training starts from
 
 
 class Pairing(NamedTuple):
@@ -40,7 +40,7 @@ TABLE6 = (AR_BY_AR, MARS_BY_AR, MARS_BY_MARS)
 
 TABLE5_SECTION = Section("Table 5, wall-clock speed", (4, 5))
 TABLE6_SECTION = Section("Table 6, speculative decoding", (4, 6))
-SERVED = (1, *BATCH_SIZES)  # the batch sizes at which the best settings are held against `ar`
+SERVED = (1, *BATCH_SIZES)  # the batch sizes at which the best settings are compared with `ar`
 _ENDS = BATCH_SIZES[0], BATCH_SIZES[-1]
 
 _Measure = Callable[[SweepCells], Estimate | None]
@@ -56,13 +56,13 @@ def _of_both(effect: Callable[..., _Effect], *both: Any) -> _Effect | None:
 def _claim(
     measure: _Measure, name: str = "", text: str = "", *, low: float = 1.0, compiled: bool = False, **said: Any
 ) -> Claim:
-    """A claim on the eager contenders, or on all of them: like is held against like."""
+    """A claim about the eager contenders, or about all; eager is compared with eager, compiled with compiled."""
     measured = on_sweep(measure if compiled else lambda sweep: measure(sweep.eager))
     return Claim(measure=measured, bound=Bound(low=low), name=name, text=text, **{"unit": TIMES, **said})
 
 
 def _shown(words: str, measure: _Measure, **said: Any) -> tuple[str, Claim]:
-    """What stands beside a claim's number, with its words."""
+    """A number that is shown beside a claim's, with its words."""
     return words, _claim(measure, low=-inf, **said)
 
 
@@ -168,7 +168,7 @@ def _published_smaller_blocks(scale: str) -> float | None:
 
 
 def _table6() -> Iterator[Claim]:
-    """What one line has over another at the smallest batch size raced; the paper's is 1."""
+    """Compares lines at the smallest batch size raced; the paper's is 1."""
 
     def of_lines(
         effect: _OfRows, metric: str, papers: Callable[[float, float], float], first: Pairing, second: Pairing,
@@ -212,11 +212,11 @@ def _table6() -> Iterator[Claim]:
 
 
 class Best(NamedTuple):
-    """The fastest setting of a kind, held against AR."""
+    """The fastest setting of a kind, compared with AR."""
 
     find: Callable[[SweepCells, int], SweepRow | None]
-    claimed: str  # what it is, where it is claimed to be faster than AR
-    shown: str  # the same in the page's first table
+    claimed: str  # its words in the claim that it is faster than AR
+    shown: str  # its words in the page's first table
 
 
 BESTS = {
