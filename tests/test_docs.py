@@ -53,15 +53,14 @@ def test_the_readme_is_short() -> None:
 def test_contributing_names_what_the_code_has() -> None:
     """Guards against a room missing in its tree, and routes to a file, class or function that was moved or renamed."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    rooms = re.findall(r"^  (\w+)/ ", text, re.MULTILINE)
-    assert sorted(rooms) == sorted(folder.parent.name for folder in PACKAGE.glob("*/__init__.py"))
+    assert sorted(re.findall(r"(?m)^  (\w+)/ ", text)) == sorted(at.parent.name for at in PACKAGE.glob("*/__init__.py"))
     code = {file.relative_to(PACKAGE).as_posix(): file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py")}
     code[""] = "\n".join(code.values())  # of a class or a function() without a file
     spans = re.findall(r"`(?!tests/|marsbench/|MARSBENCH_)(?:([a-z_/]+\.py):?)?([\w.]*)(\(\))?`", text)
     named = [(at, part) for at, name, call in spans if at or call or name != name.lower() for part in name.split(".")]
-    defined = r"(?:def|class|as|import(?: .*,)?) {0}\b|^ *{0}\b.* = "
-    assert len(named) > 40
-    assert not [name for name in named if not re.search(defined.format(name[1]), code.get(name[0], ""), re.MULTILINE)]
+    defined = "(?m)(?:def|class|as|import(?: .*,)?) {0}\\b|^ *{0}\\b.* = ".format
+    found = [bool(re.search(defined(part), code.get(at, ""))) for at, part in named]
+    assert len(found) > 40 and all(found), [name for name, there in zip(named, found, strict=True) if not there]
 
 
 # ---- links
