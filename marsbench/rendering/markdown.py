@@ -9,6 +9,7 @@ from tabulate import tabulate
 from marsbench.findings.in_words import one_line
 
 _SLOT = re.compile(r"\{(\w+)\}")
+_SPARE = re.compile(r"(?<=\S) +(?= \S|\*$)", re.MULTILINE)  # spaces that an empty slot of a sentence leaves behind
 
 
 def paragraphs(*parts: str) -> str:
@@ -62,4 +63,5 @@ def _lines(block: str, slots: Mapping[str, str]) -> Iterator[str]:
     for line in block.split("\n"):
         names = _SLOT.findall(line)
         if not names or any(slots[name] for name in names):
-            yield line.format_map(slots).strip()
+            text = line.format_map(slots).strip()
+            yield text if _SLOT.fullmatch(line) else _SPARE.sub("", text)

@@ -32,7 +32,7 @@ _WORDS = {
     "discrepancies": "Do the differences between paper and released code matter?",
     "gains": "MARS beside its rivals: tokens per forward pass.",
     "lengths": "Table 2 on questions no longer than in training.",
-    "longer": "AR SFT and MARS trained four times as long as for the tables; those of seed 0 are shipped.",
+    "longer": "AR SFT and MARS, trained four times as long as for the tables; three seeds are shipped.",
     "adapter": "A gated adapter beside MARS: accuracy and tokens per forward pass.",
     "alignment": "Table 3 in the alignment of the paper's equations.",
     "curves": "More training and other sizes, measured on existing checkpoints.",

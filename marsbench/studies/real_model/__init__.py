@@ -205,8 +205,8 @@ def in_brief(rows: Sequence[Row]) -> str:
             ratios = [(row.batch_size, ratio) for row in larger if (ratio := speed_up(row))]
             at = "".join(f" ({ratio.value:.2f} at batch {size})" for size, ratio in ratios)
             said.append(
-                f"Without MARS, same answers as `ar`, two CPU cores, {dtype}, batch 1: prompt lookup is "
-                f"{_over_ar(sweep, lookup)} times as fast as `ar`, our adapter with prompt lookup "
+                f"Other methods, not MARS, on two CPU cores in {dtype}, with the base's answers: prompt lookup is "
+                f"{_over_ar(sweep, lookup)} times as fast as AR decoding at batch 1, with our adapter "
                 f"{_over_ar(sweep, adapted)}{at}; {adapted.prompts} prompts."
             )
     return "\n- ".join(said)
