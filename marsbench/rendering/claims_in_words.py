@@ -62,7 +62,7 @@ def verdict(result: Finding, scale: str) -> str:
 
 def measured(result: Finding) -> str:
     """The effect with its interval and unit, and what is shown beside it."""
-    beside = [f"{words} {other.number}" for words, other in result.beside if other.estimate is not None]
+    beside = [f"{words}: {other.number}" for words, other in result.beside if other.estimate is not None]
     return "; ".join([result.found, *beside])
 
 
