@@ -48,7 +48,7 @@ _Findings = Mapping[tuple[str, str], Finding]  # page and name of a claim -> wha
 STEM = "figures/claims"
 CAPTION = "A dozen claims: the paper's number and ours with its 95 % interval"
 _SHOWN = (  # page and name, by unit
-    ("table2", "matches-ar-sft"), ("table4", "level"), ("table9", "level-with-jacobi"), ("gpu", "real-cost"),
+    ("table2", "matches-ar-sft"), ("longer", "longer-matches"), ("table4", "level"), ("gpu", "real-cost"),
     ("table4", "several-tokens"), ("gpu", "real-tokens"), ("table9", "jacobi-slow"), ("table4", "more-tokens"),
     ("speedup", "cache-faster"), ("speedup", "target-faster"), ("speedup", "best-verified"),
     ("table2", "step-costs-twice"),
