@@ -245,6 +245,6 @@ STUDY = Study(
     on="regime",
     plan=PLAN,
     trained_before=True,
-    sections=laid_out(__package__, _slots, PLAN, "curves.md"),
+    sections=laid_out(__package__, _slots, PLAN, "prose/curves.md"),
     figures=_draw,
 )

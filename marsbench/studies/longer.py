@@ -89,11 +89,6 @@ STUDY = TablePage(
             ours=True, beside=tuple(_BESIDE.items()),
         ),
     ),
-    opening=(
-        "The tables train too few steps (page regime). Here both models train four times as many steps, on four times "
-        "the conversations. The checkpoints of training seeds 0, 1 and 2 are shipped, and these rows come from them. "
-        "Another seed trains its own."
-    ),
     measure=_race,
     kinds=RACED,
     timed=True,

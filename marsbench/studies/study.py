@@ -135,7 +135,7 @@ class TablePage(Study):
 
     plan: TablePlan
     table: TablePlan | None = None  # the lines that it shows, if some are calculated from rows
-    opening: str = ""  # what was done, if no KEY.md says that below its answer
+    opening: str = ""  # what was done, if no prose/KEY.md says that below its answer
     figure: str = ""  # name of its figure; empty for a page without one
     caption: str = ""  # of the figure
     drawing: Drawing | None = None  # what draws it
@@ -154,7 +154,7 @@ class TablePage(Study):
         yield title(plan, scale)
         slots = {"scale": scale, "accuracy": HOW_TO_READ_ACCURACY, "about": about(scale, seeds)}
         slots |= numbers_of(self.claims, seeds)
-        *answer, read = [self.opening] if self.opening else filled(__package__, f"{self.key}.md", slots)
+        *answer, read = [self.opening] if self.opening else filled(__package__, f"prose/{self.key}.md", slots)
         yield f"**Question:** {self.asks[0].upper()}{self.asks[1:]} {'' if self.on else words(scale)}".strip()
         yield paragraphs(*answer)
         yield page_claims([claim for claim in self.claims if not missing & {*claim.lines}], seeds, scale)
