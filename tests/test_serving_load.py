@@ -109,7 +109,7 @@ def test_the_page_judges_the_claims() -> None:
     """Guards against a verdict that its numbers do not carry, either way, a study taken for one that times nothing."""
     same = {policy.name: 1.0 for policy in policies.POLICIES}
     page = STUDY.render(page_rows(same | {policies.FAST.name: 4.0}), "mini")
-    assert "a full server at tau = 0.5 4.00 [4.00, 4.00]" in page and verdict(page) == "open"
+    assert "a full server at tau = 0.5: 4.00 [4.00, 4.00]" in page and verdict(page) == "open"
     assert verdict(STUDY.render(page_rows(same), "mini")) == "open"
     assert verdict(STUDY.render(page_rows(same | {policies.BY_ROWS.name: 1.5}), "mini")) == "holds in the toy"
     assert STUDY.render([*page_rows(same), *page_rows({"another policy": 0.5})], "mini") == STUDY.render(

@@ -31,7 +31,8 @@ _TAUGHT, _RATE, _LONGER = ("regime", "taught"), ("map", "hard-emits"), ("longer"
 # Slot of the layout -> page and name of the claim whose number fills it, or of what stands beside that number.
 _SLOTS: dict[str, tuple[tuple[str, str], str]] = {
     "tokens": (_TOKENS, ""), "level": (_LEVEL, ""), "longer_level": (_LONGER, longer.POINTS_AT[-1]),
-    "faster": (_FASTER, ""), "faster_of_many": (_FASTER, "batch 16"), "longer_faster": (_LONGER, longer.FASTER),
+    "faster": (_FASTER, ""), "faster_of_many": (_FASTER, "batch 16"), "longer_faster": (_LONGER, longer.FASTER[0]),
+    "longer_faster_of_many": (_LONGER, longer.FASTER[-1]),
     "taught": (_TAUGHT, ""), "rate": (_RATE, ""), "rate_accuracy": (_RATE, "accuracy"),
 }  # fmt: skip
 # Lines of the table: words, claim, and which of its numbers.
