@@ -205,7 +205,7 @@ def in_brief(rows: Sequence[Row]) -> str:
             ratios = [(row.batch_size, ratio) for row in larger if (ratio := speed_up(row))]
             at = "".join(f" ({ratio.value:.2f} at batch {size})" for size, ratio in ratios)
             said.append(
-                f"Other methods, not MARS, on two CPU cores in {dtype}, with the base's answers: prompt lookup is "
+                f"Not MARS, but on SmolLM2-135M with its own answers, two CPU cores, {dtype}: prompt lookup is "
                 f"{_over_ar(sweep, lookup)} times as fast as AR decoding at batch 1, with our adapter "
                 f"{_over_ar(sweep, adapted)}{at}; {adapted.prompts} prompts."
             )
