@@ -166,10 +166,8 @@ def _beside_the_paper(shape: Steps) -> str:
     return table(head.split("|"), lines)
 
 
-def reckoned(root: Path, size: str) -> dict[int, float]:
-    """Rows -> speed of MARS over `ar`, reckoned with the paper's tokens per forward pass on GSM8K."""
-    shape = Steps([row for row in gpu_rows(root)[1] if row.scale == size])
-    return {batch: shape.emitted["gsm8k"] / cost for batch, cost in shape.costs.items()}
+def steps_at(root: Path, size: str) -> Steps:
+    return Steps([row for row in gpu_rows(root)[1] if row.scale == size])
 
 
 def _checked(device: str, rows: Sequence[CheckRow]) -> str:
