@@ -5,6 +5,7 @@ import pickle
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -76,9 +77,9 @@ def tokens(found: list[Generation]) -> list[list[int]]:
     return [one.tokens for one in found]
 
 
-@pytest.mark.parametrize("name", KNOWN)
-@pytest.mark.parametrize("kind", [None, *KINDS])
-def test_no_token_changes_in_any_architecture(name: str, kind: str | None) -> None:
+# The heads differ in what they read, and a network reads more than a table.
+@pytest.mark.parametrize(("kind", "name"), [*product([None, "network"], KNOWN), *product(["markov"], [*KNOWN][:3])])
+def test_no_token_changes_in_any_architecture(kind: str | None, name: str) -> None:
     """Guards against an adapter, or a head, that reaches a token: noise of size 10 in it would change every answer."""
     torch.manual_seed(0)
     model = KNOWN[name]().eval()

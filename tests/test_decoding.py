@@ -73,7 +73,7 @@ def test_golden_decodings(
     recorded = golden["decoding"][index]
     assert recorded["sampler"] == SAMPLER_OF[index]
     generations = run(
-        golden_models[recorded.get("checkpoint", "mars")], method, golden["prompts"][: 24 if batch_size > 1 else 8],
+        golden_models[recorded.get("checkpoint", "mars")], method, golden["prompts"][: 24 if batch_size > 1 else 3],
         batch_size=batch_size, limit=golden["max_new_tokens"], threshold=recorded.get("threshold"),
         **renamed({name: recorded[name] for name in ("block_size", "metric", "cache_block") if name in recorded}),
     )  # fmt: skip

@@ -108,7 +108,7 @@ def test_nothing_waits_for_the_device_in_a_recorded_step(what: str, monkeypatch:
     method = method_of("mars" if what == "carried over" else what, {"mask_id": MASK})
     if what == "carried over":
         method = carried_over(method, [0, 2, 1], torch.device("cpu"))
-    requests = [Request([4 + row, 5, 6], 150, bar) for row in range(3)]
+    requests = [Request([4 + row, 5, 6], 80, bar) for row in range(3)]
     graphs = Graphs()
     found = [decode(model, method, requests, eos_id=-1, pad_id=PAD, kind=graphs.batch) for _ in range(2)]
     assert len(graphs) > 0 and found[0] == found[1]

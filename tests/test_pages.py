@@ -18,7 +18,7 @@ from marsbench.findings.claims import Claim, Finding, Measured
 from marsbench.findings.in_words import p_value
 from marsbench.findings.seeds import SeedRows
 from marsbench.line import Line
-from marsbench.overview.pages import page_of, write_page, write_study
+from marsbench.overview.pages import write_page, write_study
 from marsbench.presets import preset
 from marsbench.rendering import markdown
 from marsbench.rendering.claims_in_words import page_claims, tally, verdict
@@ -118,10 +118,10 @@ def test_a_study_stands_on_the_page_of_another(tmp_path: Path) -> None:
     assert [study.key for study in on] == ["table8", "table4", "figure6"]
     by_key = {page.plan.key: rows_of(page) for page in PAGES}
     parts = [(study, by_key[study.key], {0: by_key[study.key]}) for study in on]
-    text = page_of(parts, "mini")
-    assert len(re.findall("^# ", text, re.MULTILINE)) == 1 and "## Table 4 at scale mini" in text
     written = write_page(parts, "mini", tmp_path)
-    links = re.findall(r"\]\((figures/\S+\.png)\)", written[0].read_text(encoding="utf-8"))
+    text = written[0].read_text(encoding="utf-8")
+    assert len(re.findall("^# ", text, re.MULTILINE)) == 1 and "## Table 4 at scale mini" in text
+    links = re.findall(r"\]\((figures/\S+\.png)\)", text)
     assert links and all((tmp_path / link).is_file() for link in links)
     first = [file.read_bytes() for file in written]
     assert [file.read_bytes() for file in write_page(parts, "mini", tmp_path)] == first, "the same twice"

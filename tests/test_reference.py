@@ -162,7 +162,7 @@ def test_the_trainers_losses_are_the_references(
     assert ar_loss(model, ids, labels).item() == pytest.approx(torch.stack(each).mean().item(), rel=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.integers(0, 10_000), st.sampled_from(list(DECODERS)), st.integers(1, 9),
     st.one_of(

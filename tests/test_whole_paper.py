@@ -246,8 +246,10 @@ def test_nothing_undefined_is_printed(change: Callable[[EvaluationRow], Evaluati
 
 # ---- the command ----------------------------------------------------------------------------------------------------
 @pytest.mark.usefixtures("brief_training")
-def test_the_whole_paper_with_one_command(output: Path) -> None:
+def test_the_whole_paper_with_one_command(reproduced: Path, tmp_path: Path) -> None:
     """Guards against a page that is left out, one failure that takes the others with it, and a failure in silence."""
+    output, trained = tmp_path, Path("runs", "micro", "checkpoints")
+    shutil.copytree(reproduced / trained, output / trained)
     few = ["--benchmarks", "mini_bbh", "--limit", "1", "--quick"]  # Table 8 and Figure 6 do not ask mini_bbh
     done = invoke("reproduce", "all", "--scale", "micro", "--output", str(output), *few, code=2)
     assert "page 3 of" in done.output and "Table 8 asks none of mini_bbh" in done.output
