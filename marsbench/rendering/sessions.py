@@ -35,6 +35,7 @@ _WORDS = {
     "longer": "AR SFT and MARS, trained four times as long as for the tables; three seeds are shipped.",
     "adapter": "A gated adapter beside MARS: accuracy and tokens per forward pass.",
     "alignment": "Table 3 in the alignment of the paper's equations.",
+    "blocks": "Block sizes and the SFT loss with four times the training, measured on existing checkpoints.",
     "curves": "More training and other sizes, measured on existing checkpoints.",
     "map": "Where MARS pays: two bases, two learning rates, three block sizes.",
     "rivals": "Every rival, trained in each way that we tried, on its own seed.",

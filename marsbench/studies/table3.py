@@ -98,4 +98,26 @@ IN_PAPERS_ALIGNMENT = TablePage(
     plan=PLAN_ALIGNED,
     claims=(_HELPS_MORE,),
 )
-STUDIES = TABLE3, IN_PAPERS_ALIGNMENT
+
+
+# ---- trained four times as long, where larger blocks have had the steps that they need ----
+
+_LONG = [("mars", size) for size in BLOCK_SIZES] + [("mars_no_sft", size) for size in (BLOCK_SIZES[0], BLOCK_SIZES[-1])]
+_LINES_LONG = AR_SFT, *[mars(stage, size, tau) for tau in (None, 0.95) for stage, size in _LONG]
+PLAN_LONG = TablePlan(
+    "blocks",
+    "Block sizes, trained four times as long",
+    tuple(line.of_another_stage("_4x_data", "4 times as long") for line in _LINES_LONG),
+    questions=200,
+    own="Blocks",
+    seed=6,
+)
+BLOCKS_LONG = TablePage(
+    asks="with four times the training, what do larger blocks and the SFT loss do?",
+    place=3,
+    in_paper=False,
+    on="table3",
+    plan=PLAN_LONG,
+    trained_before=True,
+)
+STUDIES = TABLE3, IN_PAPERS_ALIGNMENT, BLOCKS_LONG

@@ -123,7 +123,7 @@ STAGES: dict[str, Stage] = {
     "medium_base": _base("`base` of the same size, trained a sixth as long", share=1 / 6),
     "large_base": _base("`base` of twice the width, trained a sixth as long", share=1 / 6, width=2.0),
     **_points("base", "_2x_data", longer=2),
-    **_points("base", "_4x_data", longer=4),
+    **_points("base", "_4x_data", longer=4, ablated=True),
     **_points("base", "_8x_data", longer=8),
     **_points("base", "_hard_4x_data", hard=True, longer=4),
     **_points("text_base", "_of_text_base"),
