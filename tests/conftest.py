@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from marsbench.presets import preset
 from marsbench.progress import quieten_libraries
 from marsbench.racing import step_time
+from marsbench.running import training_cost
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -28,6 +29,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 quieten_libraries()
 
 step_time._READ_BYTES = 2**24  # how fast memory is, no test asks
+training_cost._REPEATS = 5  # nor how long a step of training takes
 
 # The same generated cases in every run, so that a test that fails is about what has changed.
 settings.register_profile("repeated", derandomize=True)
