@@ -19,6 +19,7 @@ from marsbench.statistics.intervals import Estimate
 from marsbench.studies import longer
 from marsbench.studies import mars_on_gpu as on_gpu
 from marsbench.studies.curves import in_brief as more_steps
+from marsbench.studies.curves import longest
 from marsbench.studies.gains import in_brief as rivals
 from marsbench.studies.real_model import in_brief
 from marsbench.studies.speedup import same_as_sft
@@ -31,6 +32,7 @@ _TAUGHT, _RATE, _LONGER = ("regime", "taught"), ("map", "hard-emits"), ("longer"
 # Slot of the layout -> page and name of the claim whose number fills it, or of what stands beside that number.
 _SLOTS: dict[str, tuple[tuple[str, str], str]] = {
     "tokens": (_TOKENS, ""), "level": (_LEVEL, ""), "longer_level": (_LONGER, longer.POINTS_AT[-1]),
+    "longer_tokens": (_LONGER, longer.TOKENS_AT[-1]),
     "faster": (_FASTER, ""), "faster_of_many": (_FASTER, "batch 16"), "longer_faster": (_LONGER, longer.FASTER[0]),
     "longer_faster_of_many": (_LONGER, longer.FASTER[-1]),
     "taught": (_TAUGHT, ""), "rate": (_RATE, ""), "rate_accuracy": (_RATE, "accuracy"),
@@ -74,6 +76,7 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
     sweep = SweepCells.of(next(iter(whole.of(SPEED)), ()))
     generate, alike = speed_up(sweep.eager.done.get(("ar", 1)), "hf-generate"), same_as_sft(sweep)
     papers = [entry.findings[whole.scale] for entry in judged if entry.claim.papers]
+    curves = next(iter(whole.of("curves")), [])
     toys = [row for page in _RAN for rows in whole.of(page) for row in rows]
     where = {"The toy": machines(toys), "SmolLM2-135M": machines(rows)}
     lines = [*_real_lines(rows), *_toy(findings)]
@@ -90,7 +93,8 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
         "table": table(["", "the paper", "here [95 %]", "of"], lines, text=range(4)),
         "figure": f"![{CAPTION}](reports/{STEM}.png)",
         "paper_taught": said.published(findings[_TAUGHT].claim) if _TAUGHT in findings else "",
-        "curves": "".join(map(more_steps, whole.of("curves")[:1])),
+        "curves": more_steps(curves),
+        **longest(curves),
         "same": "{} of {} are also those of AR fine-tuning (toy).".format(*alike) if alike else "",
         "generate": printed_ratio(generate, "n/a"),
         "rivals": "".join(map(rivals, whole.of("rivals")[:1])),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from marsbench.findings.between_lines import more_accurate
+from marsbench.findings.between_lines import emits, more_accurate
 from marsbench.findings.cells import BENCHMARKS, Cells, latest_cells, latest_stages
 from marsbench.findings.in_words import machines, plus_minus, with_interval
 from marsbench.findings.seeds import BySeed
@@ -13,6 +13,7 @@ from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
+from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.lines import AR_SFT, mars, mars_name, short
 from marsbench.studies.study import Study
@@ -161,6 +162,19 @@ def in_brief(rows: Sequence[Row]) -> str:
             f"Against that, MARS changes accuracy by {one} points at one token, {several} at tau = .95 (one seed)."
         )
     return "\n- ".join(said)
+
+
+def longest(rows: Sequence[Row]) -> dict[str, str]:
+    """What the tables' recipe comes to with the most training that was measured, by slot of README's layout."""
+    steps = _places(rows, SCALES_OWN)
+    first, last = (next(iter(steps)), list(steps)[-1]) if steps else ("", "")
+    claims = {
+        "longest_one": more_accurate(PLAN, _ONE + last, _AR + last),
+        "longest_level": more_accurate(PLAN, _PAPERS + last, _AR + last),
+        "longest_tokens": emits(PLAN, _PAPERS + last, Bound()),
+    }
+    times = steps[last] // steps[first] if steps else 1
+    return {"longest_times": f"{times}", **{slot: claim.of(rows).number for slot, claim in claims.items()}}
 
 
 def _points(rows: Sequence[Row], cells: Cells, curve: str) -> dict[str, dict[int, tuple[Estimate, Estimate]]]:

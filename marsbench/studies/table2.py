@@ -62,9 +62,9 @@ PLAN = TablePlan(
 _more_accurate, _as_accurate, _emits = partial(more_accurate, PLAN), partial(as_accurate, PLAN), partial(emits, PLAN)
 NOTHING_TO_TEACH = (
     "Fine-tuning adds almost nothing to the base here, and half of the benchmarks are near 100 %. At one token, MARS "
-    "can only lose against AR SFT. The page regime also has a base that learns much."
+    "can only lose. The page regime has more training and another base."
 )
-_UNDER_TRAINED = "Block diffusion has 800 steps here. With 3,200 it is right nine times as often (page gains, rivals)."
+_UNDER_TRAINED = "Block diffusion has 800 steps here. With 3,200 it is right nine times as often (page gains)."
 CLAIMS = (
     _as_accurate(
         "mars", "ar_sft", "MARS at one token per forward pass matches AR SFT", "matches-ar-sft",

@@ -113,7 +113,7 @@ PLAN_LONG = TablePlan(
     seed=6,
 )
 BLOCKS_LONG = TablePage(
-    asks="with four times the training, what do larger blocks and the SFT loss do?",
+    asks="do larger blocks pay with more training?",
     place=3,
     in_paper=False,
     on="table3",

@@ -110,8 +110,8 @@ PLAN4 = TablePlan(
     (AR_SFT, *[mars("mars", size, threshold) for threshold in (None, SURE) for size in BLOCK_SIZES]),
 )
 UNDER_TRAINED = (
-    "MARS is trained too little here for large blocks. With ten times the learning rate, B = 8 emits 2.31 tokens per "
-    "forward pass, not 1.24 (page regime)."
+    "Large blocks are trained too little here. With ten times the learning rate, B = 8 emits 2.31 tokens per forward "
+    "pass, not 1.24."
 )
 
 

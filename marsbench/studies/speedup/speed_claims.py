@@ -67,10 +67,10 @@ def _shown(words: str, measure: _Measure, **said: Any) -> tuple[str, Claim]:
 
 
 NOT_LAUNCH_BOUND = (
-    "A step over 8 positions takes 1.3 times as long here as over one. On a GPU it hardly takes longer (page gpu); the "
+    "A step over 8 positions takes 1.3 times as long here as over one, and hardly longer on a GPU (page gpu). The "
     "paper's ratios depend on that."
 )
-FEW_QUESTIONS = "102 questions are too few to see a loss of one point."
+FEW_QUESTIONS = "102 questions cannot show a loss of one point."
 
 
 def speed_claims() -> Iterator[Claim]:
