@@ -17,7 +17,7 @@ nox.options.default_venv_backend = "none"
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
-from marsbench.rendering.sessions import SESSIONS  # noqa: E402  needs nothing but the standard library
+from marsbench.rendering.sessions import SESSIONS  # noqa: E402  reproduce-table2 and its like
 
 VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -77,7 +77,7 @@ def lint(session: nox.Session) -> None:
     session.run(python, "-m", "mypy")
 
 
-def session_of(command: tuple[str, ...]) -> Callable[[nox.Session], None]:
+def session_running(command: tuple[str, ...]) -> Callable[[nox.Session], None]:
     """A session that runs one marsbench command, with what stands after `--` behind it."""
 
     def run(session: nox.Session) -> None:
@@ -101,6 +101,6 @@ COMMANDS = {
     "report": (("report",), "Render every report again from the rows in results/."),
 }
 for name, (command, words) in COMMANDS.items():
-    make_session = session_of(command)
+    make_session = session_running(command)
     make_session.__doc__ = words
     nox.session(make_session, name=name)

@@ -134,7 +134,7 @@ class Answering:
     loaded: Loaded
     method: Method | OutsideMethod
     kind: KindOfBatch | None = None  # how its steps run; None = as is best on the device
-    threshold: float | None = None  # of every request
+    threshold: float | None = None  # for callers that make requests
     batch_size: int = ROWS  # rows at once
     prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward, at most
     remark: str = ""  # to be said once: steps that cannot be compiled, answers that rounding may change
@@ -161,7 +161,7 @@ class Answering:
         return self.kind not in (None, Batch)
 
     def decode(self, requests: Sequence[Request], **told: Any) -> list[Generation]:
-        """The continuations of requests; `told` goes to `decode`, an `eos_id` and `pad_id` of one's own among it."""
+        """The continuations of requests; `told` goes to `engine.decode`, and may have an `eos_id` and `pad_id`."""
         if "eos_id" not in told:
             told["eos_id"], told["pad_id"] = default_ids(self.loaded)
         return decode(

@@ -95,7 +95,8 @@ def decode(
     """Continue prompts given as token ids.
 
     Each output line has the tokens (without EOS), the number of forward passes, the tokens that each accepted (EOS
-    included), what ended the text, and how many drafts were right. The file appears whole or not at all.
+    included), what ended the text, and, of methods that verify, how many drafts were right. The file appears whole or
+    not at all.
     """
     decoding = replace(decoding, method="mars-verified" if method == "auto" else method, window=window)
     shared.check_for(decoding, None)

@@ -31,7 +31,7 @@ __all__ = ["Batch", "KindOfBatch", "Method", "OnTokens", "check_requests", "cont
 OnFinished = Callable[[int, Generation], None]
 # Called with a request's index and the tokens that a forward has just added, as they come (an EOS may be among them).
 OnTokens = Callable[[int, list[int]], None]
-News = Callable[[], None]  # a callback with what it is to be told, called when the batch is in order
+News = Callable[[], None]  # a callback with its arguments bound, called when the batch is in order
 Shapes = Callable[[Decoder, Method, torch.device], Fitted]  # an empty place, for a method of fixed shapes
 
 

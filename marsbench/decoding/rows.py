@@ -157,7 +157,7 @@ class Accepted(NamedTuple):
     advance: Tensor  # [N], tokens by which the row's gapless beginning grows, at most K
     kept: Tensor  # [N], leading entries of the window that stay in the cache
     in_order: bool = False  # whether they follow the committed tokens without a gap
-    drafted: Tensor | None = None  # [N], guesses of before that were verified; None = there never are any
+    drafted: Tensor | None = None  # [N], how many earlier guesses were verified; None = the method guesses nothing
 
     def last(self) -> Tensor:
         return self.ids.gather(1, self.advance.unsqueeze(1) - 1).squeeze(1)

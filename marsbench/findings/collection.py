@@ -33,7 +33,8 @@ class Query:
     def of(self, rows: Sequence[Row], asks: Asks | None = None) -> list[Row]:
         """Its rows: trainings, rows of its kinds, then answers in the order of its lines; of several, the best.
 
-        A line without a row on each benchmark that its plan `asks` is left out; unless given, those of any line here.
+        A line needs a row on every benchmark of `asks`, or else it is left out. Without `asks`: on every one that any
+        line of its plan has here.
         """
         answers, trainings = [*self._answers(rows)], [row for row in rows if isinstance(row, TrainingRow)]
         own = [row for row in rows if type(row) in self.kinds and getattr(row, "grid", self.page) == self.page]

@@ -95,7 +95,7 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
         "paper_taught": said.published(findings[_TAUGHT].claim) if _TAUGHT in findings else "",
         "curves": more_steps(curves),
         **longest(curves),
-        "same": "{} of {} are also those of AR fine-tuning (toy).".format(*alike) if alike else "",
+        "same": "{} of {} answers equal those of the AR fine-tuned model (toy).".format(*alike) if alike else "",
         "generate": printed_ratio(generate, "n/a"),
         "rivals": "".join(map(rivals, whole.of("rivals")[:1])),
     }

@@ -69,7 +69,7 @@ def _write_page(study: Study, run: Run, made: list[Row] | UserError, *, quick: b
 
 
 def _publish(study: Study, rows: Sequence[Row], workspace: Workspace) -> Path:
-    """Write a page's rows in place of those that it alone has taken from the store, and the page; returns where it is.
+    """Write a page and its rows, instead of stored rows that no other page uses; returns where the page is.
 
     `NothingMeasured` where there is nothing to show; what was published before is left as it is.
     """

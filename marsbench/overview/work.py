@@ -49,9 +49,9 @@ def tasks_of(
     wanted: Sequence[Study], scale: Preset, known: Known, *, workers: int, quick: bool = False
 ) -> list[RunTask]:
     """All that some studies lack, each task behind those that it comes after."""
-    trained = trainings([stage for study in wanted for stage in study.trains(scale, quick)], scale, known)
+    to_train = trainings([stage for study in wanted for stage in study.trains(scale, quick)], scale, known)
     asked = {asked.place: asked for study in wanted for asked in _cells(study, known)}
-    tasks: list[RunTask] = [*trained, *answers(asked.values(), trained, scale, known, workers=workers)]
+    tasks: list[RunTask] = [*to_train, *answers(asked.values(), to_train, scale, known, workers=workers)]
     return [*tasks, *[task for study in wanted for task in _tasks_of_page(study, scale, known, tasks, quick)]]
 
 
@@ -145,7 +145,7 @@ def carry_out(
     wanted = [study for study in wanted if study.key not in refused]
     if not wanted:
         return refused
-    alone = isinstance(executor, Here)  # and says itself what it does
+    alone = isinstance(executor, Here)  # in this process, which reports its own progress
     how: dict[str, Any] = {"workers": 0 if alone else executor.workers, "quick": quick}
     planned, settings = tasks_of(wanted, run.scale, known, **how), settings_of(run)
     tasks = [replace(task, settings=settings) for task in planned]

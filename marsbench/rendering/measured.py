@@ -28,6 +28,7 @@ def numbers_table(plan: TablePlan, seeds: BySeed, names: Sequence[str] = ()) -> 
         done = [done_cells(of_seed, line.name) for of_seed in cells]
         of_seeds = [[fmean(of_seed[name].correct) for of_seed in done if name in of_seed] for name in columns(plan)]
         of_benchmarks = [f"{100 * fmean(shares):.1f}" if shares else "not run" for shares in of_seeds]
+        # As claims without a bound: they pool the seeds as all claims do.
         accuracy, tokens = (claim.over(seeds.values()) for claim in line_numbers(plan, line.name))
         numbers = [*of_benchmarks, _plus_minus(accuracy), _plus_minus(tokens), str(accuracy.seeds) if any(done) else ""]
         lines.append([line.label, *numbers, *[papers[metric][place] for metric in heads]])

@@ -105,7 +105,7 @@ class TrainTask(RunTask):
 @dataclass(frozen=True, kw_only=True)
 class AnswerTask(RunTask):
     cells: tuple[Asked, ...]
-    numbers: tuple[int, ...]  # of the cells, among those to answer
+    numbers: tuple[int, ...]  # of these cells, counted among all that are to be answered
     of: int  # how many those are
 
     @property

@@ -159,7 +159,8 @@ def in_brief(rows: Sequence[Row]) -> str:
         one, several = _costs(rows, _TAUGHT)
         said.append(
             f"A toy base that has seen no conversations has more to gain: AR fine-tuning adds {taught.number} points. "
-            f"Against that, MARS changes accuracy by {one} points at one token, {several} at tau = .95 (one seed)."
+            f"Compared with that AR model, MARS changes accuracy by {one} points at one token, {several} at tau = .95 "
+            "(one seed)."
         )
     return "\n- ".join(said)
 

@@ -253,7 +253,8 @@ def in_brief(rows: Sequence[Row]) -> str:
     faster, slower = sorted((ours, best), key=lambda words: speeds[words].value, reverse=True)
     return (
         f"In the toy at batch 1, {faster} is {with_interval(speeds[faster], 2)} times as fast as AR decoding, {slower} "
-        f"{with_interval(speeds[slower], 2)} times (compiled, four settings each)."
+        f"{with_interval(speeds[slower], 2)} times (compiled; each at the best of four "
+        "settings; intervals over prompts)."
     )
 
 

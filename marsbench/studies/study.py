@@ -154,6 +154,7 @@ class TablePage(Study):
         yield title(plan, scale)
         slots = {"scale": scale, "accuracy": HOW_TO_READ_ACCURACY, "about": about(scale, seeds)}
         slots |= numbers_of(self.claims, seeds)
+        # The last paragraph says how to read the table, and stands below it.
         *answer, read = [self.opening] if self.opening else filled(__package__, f"prose/{self.key}.md", slots)
         yield f"**Question:** {self.asks[0].upper()}{self.asks[1:]} {'' if self.on else words(scale)}".strip()
         yield paragraphs(*answer)

@@ -29,7 +29,7 @@ PLAN = TablePlan(
     "2",
     "Accuracy when one token is generated per forward pass",
     (
-        Line("base", "Base", "base", "ar", {}, "base"),
+        Line("base", "Base", stage="base", method="ar", published="base"),
         AR_SFT,
         Line("ar_sft_2x", "AR SFT (compute-matched)", "ar_sft_2x", "ar", {}, "ar_sft_10ep"),
         Line(
