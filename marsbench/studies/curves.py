@@ -115,6 +115,11 @@ def _answer(rows: Sequence[Row]) -> str:
             f"- From {steps[first]:,} steps (those of the tables) to {steps[last]:,}, AR SFT changes by {ar} points. "
             f"MARS changes by {one} at one token and by {several} at tau = .95."
         )
+        at = longest(rows)
+        said.append(
+            f"- With {steps[last]:,} steps, MARS differs from AR SFT by {at['longest_one']} points at one token and by "
+            f"{at['longest_level']} at tau = .95. There it emits {at['longest_tokens']} tokens per forward pass."
+        )
     if (taught := more_accurate(PLAN, _AR + _TAUGHT, _BASES[_TEACHING]).of(rows)).estimate:
         one, several = (more_accurate(PLAN, way + _TAUGHT, _AR + _TAUGHT).of(rows).by for way in (_ONE, _PAPERS))
         said.append(
