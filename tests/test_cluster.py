@@ -152,7 +152,7 @@ def test_a_page_made_by_a_cluster_is_the_page(two: Cluster, tmp_path: Path, micr
         rows = carry_out([few], run, executor)["table9"]
         assert isinstance(rows, list)
         made.append(rows)
-        assert len(run.workspace.row_file.read_text().splitlines()) == len(run.store.rows())
+        assert len(run.workspace.row_file.read_text().splitlines()) == len(run.row_file.rows())
     here, there = made
     assert comparable(there) == comparable(here)
     measured = [row.provenance for row in there if row.kind == "evaluation"]

@@ -127,7 +127,7 @@ def test_a_line_with_a_draft_model_loads_it_and_depends_on_it(run: Run) -> None:
         assert cells[draft].status == "done" and cells[draft].emitted == ar.emitted
         assert cells[draft].options["draft"] == draft
     assert cells["draft_ar_sft"].key != cells["draft_mars"].key
-    checkpoints, kept = Checkpoints(run), run.store.rows()
+    checkpoints, kept = Checkpoints(run), run.row_file.rows()
     plan, (target, draft_stage) = speculative("draft_ar_sft"), speculative("draft_ar_sft").stages
     loaded, other = checkpoints.load(target), replace(checkpoints.load(draft_stage), weights="another")
     assert CellRunner(run).cell(Asked(plan.lines[1], "mini_gsm8k", None), loaded, other).key not in kept, (

@@ -29,7 +29,7 @@ from marsbench.evaluation.harness import AnswerLog, Exam, LoggedAnswer, Scored, 
 from marsbench.forward.limits import room_for_prompt
 from marsbench.methods import Options, build_method
 from marsbench.rows.kinds import EvaluationRow
-from marsbench.rows.workspace import RowStore, Workspace
+from marsbench.rows.workspace import RowFile, Workspace
 from marsbench.training.checkpoints import Loaded
 from marsbench.training.tokenizer import build_tokenizer
 
@@ -431,7 +431,7 @@ def evaluated(output: Path, *arguments: str) -> Result:
 
 
 def rows_in(output: Path) -> list[EvaluationRow]:
-    rows = RowStore(Workspace(output, "micro").row_file).rows().values()
+    rows = RowFile(Workspace(output, "micro").row_file).rows().values()
     return [row for row in rows if isinstance(row, EvaluationRow)]
 
 

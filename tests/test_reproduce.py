@@ -180,10 +180,10 @@ def test_tables_train_every_block_size_and_share_cells(little: Callable[..., Run
         assert cells[arm.name].options == arm.options and len(cells[arm.name].correct) == 2
     assert len(set(weights.values())) == 5
 
-    before = set(run.store.rows())
+    before = set(run.row_file.rows())
     shared = replace(plan_of("table4").lines[1], name="other_name")
     again = measured(run, TablePlan("0", "shares a cell, and asks one question", (shared,)))
-    assert set(run.store.rows()) == before, "nothing is measured twice"
+    assert set(run.row_file.rows()) == before, "nothing is measured twice"
     assert [row.arm for row in again if isinstance(row, EvaluationRow)] == ["other_name"]
     (one,) = measured(run, TablePlan("0", "asks one question", (shared,), questions=1))[-1:]
     assert isinstance(one, EvaluationRow) and len(one.correct) == 1

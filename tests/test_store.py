@@ -32,7 +32,7 @@ from marsbench.line import TrainedStage
 from marsbench.locks import locked
 from marsbench.presets import preset
 from marsbench.rows.kinds import SCHEMA, AnyRow, EvaluationRow, StepCostRow, TrainingRow, to_json
-from marsbench.rows.workspace import RowStore, Workspace, full_disk_explained, read_rows, rows_text
+from marsbench.rows.workspace import RowFile, Workspace, full_disk_explained, read_rows, rows_text
 from marsbench.running.cells import CellRunner
 from marsbench.running.plans import Asked
 from marsbench.running.run import Run
@@ -70,9 +70,9 @@ def test_two_writers_do_not_mix_lines_and_the_last_row_counts(tmp_path: Path) ->
     """Guards against two runs in one folder that corrupt each other's rows, and a rerun whose old row comes back."""
     file = tmp_path / "rows.jsonl"
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: RowStore(file).append(row(str(number))), range(64)))
-    RowStore(file).append(row("7", 2.0))
-    assert RowStore(file).rows() == {str(number): row(str(number), 2.0 if number == 7 else 1.0) for number in range(64)}
+        list(pool.map(lambda number: RowFile(file).append(row(str(number))), range(64)))
+    RowFile(file).append(row("7", 2.0))
+    assert RowFile(file).rows() == {str(number): row(str(number), 2.0 if number == 7 else 1.0) for number in range(64)}
 
 
 def test_a_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

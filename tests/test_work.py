@@ -273,8 +273,8 @@ def test_a_page_made_of_pieces_is_the_page(
         assert page is not None and page.exists()
         rows = run.workspace.rows
         assert {type(row) for row in rows} == {EvaluationRow, TrainingRow}
-        assert {row.key for row in rows} <= run.store.rows().keys()
-        assert len(run.workspace.row_file.read_text().splitlines()) == len(run.store.rows()), "a row is there twice"
+        assert {row.key for row in rows} <= run.row_file.rows().keys()
+        assert len(run.workspace.row_file.read_text().splitlines()) == len(run.row_file.rows()), "a row is there twice"
         return comparable(rows)
 
     in_turn = rows_by(None, tmp_path / "in_turn")
@@ -302,7 +302,7 @@ def test_processes_make_what_one_makes(tmp_path: Path, micro_checkpoints: Path) 
         folders = run.workspace.checkpoint(chosen), micro_checkpoints / chosen.name
         first, second = (load_file(folder / "model.safetensors") for folder in folders)
         assert all(first[name].equal(second[name]) for name in second)
-        assert chosen.key in run.store.rows()
+        assert chosen.key in run.row_file.rows()
 
 
 def test_a_bad_checkpoint_fails_its_cells_and_nothing_else(
@@ -363,4 +363,4 @@ def test_who_comes_second_waits_and_uses_what_the_first_has_trained(
     second.join(timeout=60)
     record = finished(folder)
     assert record is not None and [row.checkpoint for row in rows] == [record.weights]
-    assert chosen.key in run.store.rows()
+    assert chosen.key in run.row_file.rows()

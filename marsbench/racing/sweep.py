@@ -43,19 +43,19 @@ class Sweep:
             with locked(file.with_suffix(".jsonl.lock"), say=self._run.reporter.say):
                 self._race(cells, RoundLog(file))
                 file.unlink(missing_ok=True)  # its rows are kept; who failed may try again
-        rows = self._run.store.rows()
+        rows = self._run.row_file.rows()
         return [row for cell in cells if isinstance(row := rows.get(cell.key), SweepRow)]
 
     def _missing(self, cells: Sequence[Cell]) -> list[Cell]:
         return [cell for cell in cells if not self._run.existing_row(cell.key, SweepRow)]
 
     def _race(self, cells: Sequence[Cell], log: RoundLog) -> None:
-        ready, known = [], self._run.store.rows()
+        ready, known = [], self._run.row_file.rows()
         for cell in self._missing(cells):
             if not (reason := self._course.why_not(cell)):
                 ready.append(cell)
             elif (row := known.get(cell.key)) is None or (row.status, row.reason) != ("skipped", reason):
-                self._run.store.append(_sweep_row(self._course, cell, Outcome(status="skipped", reason=reason), {}))
+                self._run.row_file.append(_sweep_row(self._course, cell, Outcome(status="skipped", reason=reason), {}))
         if not ready:
             return
         racing = [cell for cell in cells if cell.line.name in log.contenders]
@@ -68,7 +68,7 @@ class Sweep:
         with self._run.reporter.bar(f"racing {len(racing)} contenders, {cells[0].batch_size} at once") as bar:
             outcomes = self._course.race(racing).run(log, bar.update)
         for cell in ready:
-            self._run.store.append(
+            self._run.row_file.append(
                 _sweep_row(self._course, cell, outcomes[cell.line.name], outcomes, others_cores=used)
             )
         self._run.reporter.say(f"raced {len(racing)} contenders at batch size {cells[0].batch_size}")

@@ -20,7 +20,7 @@ PATIENCE_S = 600.0  # with another writer, who holds the lock for a moment at a 
 _MEND = "remove the line; its cell is measured again"
 
 
-class RowStore:
+class RowFile:
     """A file of rows. The last row of a key is the one that counts."""
 
     def __init__(self, file: Path) -> None:

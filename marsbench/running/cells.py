@@ -52,7 +52,7 @@ class CellRunner:
         )  # fmt: skip
         share, speed = sum(row.correct) / len(row.correct), sum(row.emitted) / sum(row.forwards)
         run.reporter.say(f"{title}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")
-        run.store.append(row)
+        run.row_file.append(row)
         return row
 
     def known(self, asked: Asked) -> EvaluationRow | None:

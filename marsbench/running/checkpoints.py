@@ -117,7 +117,7 @@ class Checkpoints:
         there = [(self.recipe(each), self.record(each)) for each in ours]
         rows = [self._row(chosen, record) for chosen, record in there if record is not None]
         for row in rows:  # a checkpoint may be older than the run's rows
-            self._run.store.append(row)
+            self._run.row_file.append(row)
         return rows
 
     def await_visible(self, wanted: Iterable[TrainedStage]) -> None:
@@ -148,7 +148,7 @@ class Checkpoints:
                 shutil.rmtree(folder.with_name(f"{folder.name}.partial"), ignore_errors=True)
         row = self._row(chosen, record)
         if is_first_process():
-            self._run.store.append(row)
+            self._run.row_file.append(row)
         return row
 
     def _row(self, chosen: Recipe, record: TrainingRecord) -> TrainingRow:

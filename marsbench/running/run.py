@@ -15,7 +15,7 @@ from marsbench.presets import Preset
 from marsbench.progress import Reporter
 from marsbench.provenance import provenance
 from marsbench.rows.kinds import Row
-from marsbench.rows.workspace import RowStore, Workspace
+from marsbench.rows.workspace import RowFile, Workspace
 from marsbench.running.plans import TablePlan
 
 if TYPE_CHECKING:  # who trains, or serves what is trained, needs none of the scoring packages
@@ -40,7 +40,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.workspace.check_writable()
-        self.store = RowStore(self.workspace.row_file)
+        self.row_file = RowFile(self.workspace.row_file)
         self._exams: dict[tuple[str, int | None], Exam] = {}
 
     # ---- what it asks ----
@@ -86,7 +86,7 @@ class Run:
     # ---- what is there already ----
 
     def existing_row(self, key: str, kind: type[_RowKind]) -> _RowKind | None:
-        row = self.store.rows().get(key)
+        row = self.row_file.rows().get(key)
         return row if isinstance(row, kind) and row.status == "done" else None
 
 
@@ -99,5 +99,5 @@ def kept(run: Run, kind: type[_RowKind], content: Mapping[str, Any], make: Calla
         made = dict(make())
         made["provenance"] = {**origin, **made.get("provenance", {})}
         row = new(key=key, status="done", reason="", scale=run.scale.scale, **made)
-        run.store.append(row)
+        run.row_file.append(row)
     return row
