@@ -179,8 +179,10 @@ def longest(rows: Sequence[Row]) -> dict[str, str]:
         "longest_level": more_accurate(PLAN, _PAPERS + last, _AR + last),
         "longest_tokens": emits(PLAN, _PAPERS + last, Bound()),
     }
-    times = steps[last] // steps[first] if steps else 1
-    return {"longest_times": f"{times}", **{slot: claim.of(rows).number for slot, claim in claims.items()}}
+    findings = {slot: claim.of(rows) for slot, claim in claims.items()}
+    level, times = findings["longest_level"].estimate, steps[last] // steps[first] if steps else 1
+    counts = {"longest_times": f"{times}", "longest_asked": f"{level.n if level else 0:,}"}
+    return counts | {slot: finding.number for slot, finding in findings.items()}
 
 
 def _points(rows: Sequence[Row], cells: Cells, curve: str) -> dict[str, dict[int, tuple[Estimate, Estimate]]]:
