@@ -78,8 +78,10 @@ def race(other: Path, shape: str, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] in SHAPES:
+    if len(sys.argv) == 3:  # one of the two, as `race` starts it
         print(json.dumps(_times(*sys.argv[1:])))
+    elif len(sys.argv) != 2 or not Path(sys.argv[1], "marsbench").is_dir():
+        sys.exit(__doc__)
     else:
         for shape in SHAPES:
             for kind in ("eager", "compiled"):
