@@ -101,7 +101,7 @@ IN_PAPERS_ALIGNMENT = TablePage(
 )
 
 
-# ---- trained four times as long, where larger blocks have had the steps that they need ----
+# ---- trained four times as long: are 800 steps too few for larger blocks? ----
 
 _LONG = [("mars", size) for size in BLOCK_SIZES] + [("mars_no_sft", size) for size in (BLOCK_SIZES[0], BLOCK_SIZES[-1])]
 _LINES_LONG = AR_SFT, *[mars(stage, size, tau) for tau in (None, 0.95) for stage, size in _LONG]
