@@ -293,7 +293,7 @@ def test_the_registry_is_the_papers() -> None:
     figures = [f"figure{number}" for number in (1, 3, 6)]
     assert keys == [
         *tables, *figures, "appendix-a", "regime", "discrepancies", "gains", "lengths", "longer", "adapter",
-        "alignment", "blocks", "curves", "map", "rivals", "speedup", "serving", "real-model",
+        "alignment", "blocks", "curves", "map", "rivals", "breaks", "speedup", "serving", "real-model",
     ]  # fmt: skip
     assert [session.makes for session in SESSIONS.values()] == keys, "each has a session that README can show"
     assert [key for key in studies() if key in keys] == [key for key in keys if key in studies()]

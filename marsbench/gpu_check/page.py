@@ -25,6 +25,8 @@ LINES: dict[str, tuple[str, dict[str, Any]]] = {
     "verified, linear, W = 4": ("mars-verified", {"block_size": 4, "layout": "linear"}),
     "verified, groups, W = 4": ("mars-verified", {"block_size": 4}),
 }
+# Steps of one row: method, whether captured -> its slot.
+_ALONE = {("ar", True): "graph_ms", ("ar", False): "eager_ms", ("hf-generate", False): "generate_ms"}
 _SHOWN_ABOVE = ("steps-near-the-floor", "attention-in-place")  # checks whose numbers the table of steps has
 
 
@@ -74,7 +76,7 @@ def _speed(device: str, steps: Sequence[MethodStepRow]) -> list[str]:
     carried = {size: shown for size, shape in known.items() if (shown := shape.carried())}
     slots = {
         "device": device,
-        "said": "\n".join(line for size, shape in known.items() for line in _said(size, shape)),
+        "said": paragraphs(*[_said(size, shape) for size, shape in known.items()]),
         "costs": each("Milliseconds of a step at the shape of {}:", {size: known[size].table() for size in known}),
         "reckoned": each(
             "Calculated speed over `ar`, at the shape of {}:", {size: known[size].reckoning() for size in known}
@@ -133,24 +135,22 @@ def _line_of(row: MethodStepRow) -> str:
     return next((line for line, known in named.items() if known == (row.method, dict(row.options))), "")
 
 
-def _said(size: str, shape: Steps) -> Iterator[str]:
+def _said(size: str, shape: Steps) -> str:
     costs, emitted = shape.costs, shape.emitted["average"]
-    yield (
-        f"- {_SIZES[size]}: with a batch of {', '.join(map(str, costs))} rows, a step of MARS (B = 4) takes "
-        f"{', '.join(f'{cost:.2f}' for cost in costs.values())} times as long as a step of `ar`."
-    )
     # Between these batch sizes, the cost of a step reaches the tokens that it emits.
     below = [batch for batch, cost in costs.items() if cost < emitted]
     above = [batch for batch, cost in costs.items() if cost >= emitted]
-    until = f"up to a batch between {max(below)} and {min(above)} rows" if below and above else "at all of these"
-    yield f"- {_SIZES[size]}: with the paper's mean of {emitted:.2f} tokens per forward pass, MARS is faster {until}."
-    alone = {(row.method, row.captured): 1e3 * row.seconds for row in reversed(shape.rows) if row.batch_size == 1}
-    generate = next((ms for (method, _), ms in alone.items() if method == "hf-generate"), None)
-    if generate and alone.keys() >= {("ar", True), ("ar", False)}:
-        yield (
-            f"- {_SIZES[size]}: for one row, an `ar` step takes {alone['ar', True]:.1f} ms as a CUDA graph and "
-            f"{alone['ar', False]:.1f} ms eagerly; a step of transformers' `generate` takes {generate:.1f} ms."
-        )
+    rows = {(row.method, row.captured): row for row in reversed(shape.rows) if row.batch_size == 1}
+    alone = [f"{1e3 * rows[of].seconds:.1f}" if rows.keys() >= _ALONE.keys() else "" for of in _ALONE]
+    slots = {
+        "size": _SIZES[size],
+        "batches": ", ".join(map(str, costs)),
+        "costs": ", ".join(f"{cost:.2f}" for cost in costs.values()),
+        "emitted": f"{emitted:.2f}",
+        "until": f"up to a batch between {max(below)} and {min(above)} rows" if below and above else "at all of these",
+        **dict(zip(_ALONE.values(), alone, strict=True)),
+    }
+    return paragraphs(*filled(__package__, "said.md", slots))
 
 
 def _beside_the_paper(shape: Steps) -> str:

@@ -1,6 +1,6 @@
 """README's first screen: what MARS promises beside what was measured, in a table and a picture, between two marks."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from marsbench.findings.cells import PUBLISHED_SCALES, latest_stages, same_answers
@@ -18,8 +18,7 @@ from marsbench.rows.kinds import Row
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies import longer
 from marsbench.studies import mars_on_gpu as on_gpu
-from marsbench.studies.curves import in_brief as more_steps
-from marsbench.studies.curves import longest
+from marsbench.studies.curves import numbers as more_steps
 from marsbench.studies.gains import in_brief as rivals
 from marsbench.studies.real_model import in_brief
 from marsbench.studies.speedup import same_as_sft
@@ -88,13 +87,12 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
         ),
         **{slot: _shown(findings, *claim) for slot, claim in _SLOTS.items()},
         **_real(rows),
-        "estimate": _estimate(steps_at(root, "7b")),
+        **_estimate(steps_at(root, "7b")),
         "cpu": "".join(map(in_brief, real.of("real-model")[:1])),
         "table": table(["", "the paper", "here [95 %]", "of"], lines, text=range(4)),
         "figure": f"![{CAPTION}](reports/{STEM}.png)",
         "paper_taught": said.published(findings[_TAUGHT].claim) if _TAUGHT in findings else "",
-        "curves": more_steps(curves),
-        **longest(curves),
+        **{slot: number or "(not measured)" for slot, number in more_steps(curves).items()},
         "same": "{} of {} answers equal those of the AR fine-tuned model (toy).".format(*alike) if alike else "",
         "generate": printed_ratio(generate, "n/a"),
         "rivals": "".join(map(rivals, whole.of("rivals")[:1])),
@@ -112,33 +110,30 @@ def _shown(findings: _Findings, key: tuple[str, str], beside: str = "") -> str:
 
 def _real(rows: Sequence[Row]) -> dict[str, str]:
     """What MARS does on the real model, by slot."""
-    (emits, cost), lost = (claim.over([rows]) for claim in on_gpu.CLAIMS), on_gpu.LOST.of(rows)
-    beside = {words: claim.over([rows]).number for words, claim in emits.claim.beside}
+    emits, lost = on_gpu.CLAIMS[0].over([rows]), on_gpu.LOST.of(rows)
     trained = next(iter(latest_stages(rows).values()), None)
     return {
-        "real_tokens": emits.number, "real_unsure": beside["tau = .8"], "real_verified": beside["verified"],
-        "real_cost": cost.number, "real_lost": lost.number, "paper_tokens": said.published(emits.claim),
+        **said.numbers_of((*on_gpu.CLAIMS, on_gpu.LOST), {0: rows}),
+        "paper_tokens": said.published(emits.claim),
         "real_asked": f"{lost.estimate.n if lost.estimate else 0}",
         "seconds": f"{trained.seconds if trained else 0:.0f}",
-    }  # fmt: skip
+    }
 
 
-def _estimate(steps: Steps) -> str:
-    """The estimated speed of MARS over AR decoding by requests at once, beside the paper's."""
+def _estimate(steps: Steps) -> dict[str, str]:
+    """The estimated speed of MARS over AR decoding by requests at once, beside the paper's; "" for what is unknown."""
     ratios, papers = {batch: steps.emitted["gsm8k"] / cost for batch, cost in steps.costs.items()}, _papers()
-    gains = {batch: ratio for batch, ratio in ratios.items() if ratio > 1}
-    losses = {batch: ratio for batch, ratio in ratios.items() if ratio <= 1}
-    if not gains:
-        return "Not measured." if not ratios else "Probably not."
-    slower = f", no at {_keys(losses)}" if losses else ""
-    return (
-        f"If its MARS training yields the paper's tokens per pass: yes at {_keys(gains)} requests at once{slower}.\n"
-        f"- We estimate {_values(ratios)} times the speed of AR decoding at {_keys(ratios)} requests.\n"
-        f"- The paper measured {_values(papers)} times that of its own AR decoding at {_keys(papers)} requests.\n"
-        f"- Our estimate combines the paper's {steps.emitted['gsm8k']:.2f} tokens per pass (GSM8K, tau = .95; mean of "
-        f"six benchmarks {steps.emitted['average']:.2f}) with the time of a step. We measured that on one H200 with "
-        "random weights in bfloat16 ([page](reports/gpu.md)). No trained 7B was run."
-    )
+    faster, slower = ([batch for batch, ratio in ratios.items() if (ratio > 1) == wins] for wins in (True, False))
+    return {
+        "faster_at": _keys(faster) or "no number of",
+        "slower_at": f", no at {_keys(slower)}" if slower else "",
+        "estimates": _values(ratios),
+        "estimated_at": _keys(ratios),
+        "papers_speeds": _values(papers),
+        "papers_at": _keys(papers),
+        "papers_gsm8k": f"{steps.emitted['gsm8k']:.2f}" if ratios else "",
+        "papers_mean": f"{steps.emitted['average']:.2f}" if ratios else "",
+    }
 
 
 def _papers() -> dict[int, float]:
@@ -149,7 +144,7 @@ def _papers() -> dict[int, float]:
     return {batch: max(row.value for row in rows) for batch, rows in table5.items()}
 
 
-def _keys(values: Mapping[int, float]) -> str:
+def _keys(values: Iterable[int]) -> str:
     return ", ".join(map(str, values))
 
 

@@ -4,30 +4,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from marsbench.findings.cells import AR_OBJECTIVE, MARS_OBJECTIVE, latest_step_cost, why_none
-from marsbench.findings.in_words import with_interval
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import races_in_words
-from marsbench.paper import published
 from marsbench.presets import DEFAULT_SCALE, option_for, preset
 from marsbench.provenance import BUSY_CORES
 from marsbench.rendering.markdown import filled, folded, paragraphs, table
 from marsbench.rendering.sessions import session_of
 from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
 from marsbench.running.plans import TablePlan
-from marsbench.statistics.intervals import median_ratio
 from marsbench.world import modelled_on
 
 # What makes the sections of a page: from one scale's rows, the scale, and the rows of all seeds, for verdicts.
 Sections = Callable[[Sequence[Row], str, BySeed], Iterable[str]]
 Slots = Callable[[Sequence[Row], str, BySeed], Mapping[str, str]]  # the same for the slots of a layout
-NO_SFT_DEVIATION = (
-    '"MARS w/o SFT loss" drops this loss and changes nothing else. The authors\' released ablation also multiplies the '
-    "loss of each sequence by 1/t, for a random t. Table 3 has both."
-)
-BOTH_ABLATIONS_DEVIATION = (
-    '"MARS w/o SFT loss" drops this loss and changes nothing else. "As released" means that it also multiplies the '
-    "loss of each sequence by 1/t, for a random t. The authors' released ablation does that."
+ABLATIONS_DEVIATION = (
+    '"MARS w/o SFT loss" drops this loss and changes nothing else. "As released" (Table 3) also multiplies the loss of '
+    "each sequence by 1/t, for a random t, as the authors' released ablation does."
 )
 
 
@@ -64,10 +56,6 @@ def words(scale: str) -> str:
     return f"[What the words mean.]({_docs(scale)}/reading-reports.md#words)"
 
 
-def racing(scale: str) -> str:
-    return f"[How a race is measured.]({_docs(scale)}/sweeps.md#how-a-race-is-measured)"
-
-
 def _docs(scale: str) -> str:
     return "../docs" if scale == DEFAULT_SCALE else "../../docs"
 
@@ -77,22 +65,6 @@ def seeds_in_words(seeds: BySeed) -> str:
     every = ", ".join(map(str, sorted(seeds)))
     known = f"Numbers and verdicts use every training seed that has rows for them (of seeds {every})."
     return known if len(seeds) > 1 else ""
-
-
-def step_cost(rows: Sequence[Row]) -> str:
-    """Time and memory of a MARS step, in AR steps, beside the ratio of the paper's training hours."""
-    row = latest_step_cost(rows)
-    hours = {(item.method, item.scale): item.value for item in published("A", metric="train_h200_hours")}
-    ratios = sorted(hours["mars", scale] / hours["ar_sft", scale] for scale in ("0.5b", "7b"))
-    paper = f"By the GPU hours of the paper's whole runs it takes {ratios[0]:.1f} and {ratios[1]:.1f} times as long."
-    if row is None or row.status != "done":
-        return f"Cost of a MARS step: {why_none(row)}. {paper}"
-    cost, memory = (median_ratio(of[MARS_OBJECTIVE], of[AR_OBJECTIVE]) for of in (row.seconds, row.memory))
-    return (
-        f"A training step of MARS takes {with_interval(cost, 2)} times as long as an AR step. This is the median of "
-        f"{cost.n} ratios on the same batches, with a bootstrap 95 % interval. {paper} A MARS step needs "
-        f"{with_interval(memory, 2)} times the memory for weights, gradients, moments and kept activations."
-    )
 
 
 def command(session: str, scale: str, seed: int = 0) -> str:
@@ -144,7 +116,8 @@ def laid_out(package: str, slots: Slots, plan: TablePlan | None = None, layout: 
 
     def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
         common = {
-            **{"scale": scale, "racing": racing(scale), "words": words(scale), "about": about(scale, seeds)},
+            **{"scale": scale, "words": words(scale), "about": about(scale, seeds)},
+            "racing": f"[How a race is measured.]({_docs(scale)}/sweeps.md#how-a-race-is-measured)",
             "seeds": seeds_in_words(seeds),
             "raced": races_in_words(row for row in rows if isinstance(row, SweepRow)),
             **{"company": busy_remark(rows), "facts": facts_section(rows, command(session, scale))},

@@ -38,6 +38,7 @@ _WORDS = {
     "blocks": "Block sizes and the SFT loss with four times the training, measured on existing checkpoints.",
     "curves": "More training and other sizes, measured on existing checkpoints.",
     "map": "Where MARS pays: two bases, two learning rates, three block sizes.",
+    "breaks": "Which tokens thresholds change, and whether answers stay right.",
     "rivals": "Every rival, trained in each way that we tried, on its own seed.",
     "speedup": "Race thresholds, windows and methods at several batch sizes.",
     "serving": "A server under load, with several policies.",

@@ -218,6 +218,17 @@ class GenerationRow(_OfLine):
 
 
 @dataclass(frozen=True)
+class BreakRow(_OfLine):
+    """Where a line's answers first differ from those at one token per forward pass. Lists: one entry per question."""
+
+    kind: ClassVar[str] = "break"
+    benchmark: str
+    drafts: Mapping[str, list[int]] = field(default_factory=dict)  # kind of token -> those that the threshold accepted
+    changed: list[str] = field(default_factory=list)  # kind of the first token that differs; empty = answers alike
+    near: list[str] = field(default_factory=list)  # where nearby the other answer has what stands there; empty = alike
+
+
+@dataclass(frozen=True)
 class ServingRow(Row):
     """A lap of a server: one policy under one load. Only what requests came to together is kept: there are thousands.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from marsbench.findings.between_lines import emits, more_accurate
 from marsbench.findings.cells import BENCHMARKS, Cells, latest_cells, latest_stages
-from marsbench.findings.in_words import machines, plus_minus, with_interval
+from marsbench.findings.in_words import machines, plus_minus
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line, TrainedStage
 from marsbench.rendering.figures import drawn_alike, error_bars, line_on, look, new_figure, save
@@ -57,27 +57,23 @@ def _lines() -> Iterator[Line]:
 PLAN = TablePlan("curves", "More training and other sizes", tuple(_lines()), questions=QUESTIONS, own="Curves", seed=6)
 
 
-def _moves(rows: Sequence[Row], first: str, second: str, ways: Sequence[str] = (_AR, _ONE)) -> list[Estimate]:
-    """The difference of each line between two points of a curve, if measured: by default AR SFT and MARS."""
-    claims = [more_accurate(PLAN, way + second, way + first) for way in ways]
+def _moves(rows: Sequence[Row], first: str, second: str) -> list[Estimate]:
+    """The difference of AR SFT, and of MARS at one token, between two points of a curve, if measured."""
+    claims = [more_accurate(PLAN, way + second, way + first) for way in (_AR, _ONE)]
     return [finding.estimate for claim in claims if (finding := claim.of(rows)).estimate is not None]
 
 
-def settled(rows: Sequence[Row], curve: str) -> tuple[int | None, str]:
-    """The steps after which accuracy at one token no longer changes significantly, and the same in words.
-
-    They hold for every line: the first point after which neither AR SFT nor MARS differs significantly at any
-    later point.
-    """
+def settled(rows: Sequence[Row], curve: str) -> str:
+    """The steps after which accuracy at one token no longer changes significantly, for AR SFT and for MARS."""
     steps = _places(rows, curve)
     known = [ending for ending in steps if len(_moves(rows, ending, ending)) == len((_AR, _ONE))]
     if len(known) < 2:
-        return None, "not measured"
+        return "not measured"
     for place, ending in enumerate(known[:-1]):
         moves = [move for later in known[place + 1 :] for move in _moves(rows, ending, later)]
         if all(move.interval.low <= 0 <= move.interval.high for move in moves):
-            return steps[ending], f"{steps[ending]:,} steps"
-    return None, f"not reached: still changes at {steps[known[-1]]:,} steps"
+            return f"{steps[ending]:,}"
+    return f"more than {steps[known[-1]]:,}"
 
 
 def _places(rows: Sequence[Row], curve: str) -> dict[str, int]:
@@ -94,95 +90,56 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     shown = {name: caption for name, caption in _FIGURES.items() if _drawn(rows, name)}
     asked = len(BENCHMARKS) * max((len(row.correct) for row in cells.values()), default=0)
     return {
-        "answer": _answer(rows),
+        **numbers(rows),
         "outcomes": _outcomes(rows),
         "figures": paragraphs(*[f"![{said}](figures/{PLAN.key}_{name}.png)" for name, said in shown.items()]),
         "captions": " ".join(f"{caption}." for caption in shown.values()),
         "asked": f"{asked:,}",
         "machines": machines(rows),
-        "numbers": _numbers(rows, cells),
+        "points": _table(rows, cells),
         "missing": _missing(cells),
     }
-
-
-def _answer(rows: Sequence[Row]) -> str:
-    """What more steps change, and what MARS costs on a base that AR SFT improves much; empty without rows."""
-    steps, said = _places(rows, SCALES_OWN), list[str]()
-    first, last = min(steps, key=steps.__getitem__, default=""), max(steps, key=steps.__getitem__, default="")
-    if len(moves := _moves(rows, first, last, (_AR, _ONE, _PAPERS))) == 3 and first != last:
-        ar, one, several = (with_interval(move, 1, signed=True) for move in moves)
-        said.append(
-            f"- From {steps[first]:,} steps (those of the tables) to {steps[last]:,}, AR SFT changes by {ar} points. "
-            f"MARS changes by {one} at one token and by {several} at tau = .95."
-        )
-        at = longest(rows)
-        said.append(
-            f"- With {steps[last]:,} steps, MARS differs from AR SFT by {at['longest_one']} points at one token and by "
-            f"{at['longest_level']} at tau = .95. There it emits {at['longest_tokens']} tokens per forward pass."
-        )
-    if (taught := more_accurate(PLAN, _AR + _TAUGHT, _BASES[_TEACHING]).of(rows)).estimate:
-        one, several = (more_accurate(PLAN, way + _TAUGHT, _AR + _TAUGHT).of(rows).by for way in (_ONE, _PAPERS))
-        said.append(
-            f"- With a base without conversations, AR SFT scores {taught.by} than the base. MARS scores {one} than AR "
-            f"SFT at one token, and {several} at tau = .95."
-        )
-    return "\n".join(said)
 
 
 def _outcomes(rows: Sequence[Row]) -> str:
     """For each curve: what AR SFT adds to its base, the steps by the rule, and changes of accuracy."""
     lines = []
     for curve, base in _BASES.items():
-        steps = _places(rows, curve)
-        if not steps:
-            continue
-        first, last = next(iter(steps)), list(steps)[-1]
-        taught = more_accurate(PLAN, _AR + first, base).of(rows).number
-        moves = _moves(rows, first, last, (_AR, _ONE, _PAPERS)) if first != last else []
-        moved = [with_interval(move, 1, signed=True) for move in moves] or [""] * 3
-        lines.append([curve, taught, *_costs(rows, last), settled(rows, curve)[1], *moved])
-    costs = [f"{words} minus AR SFT, last point" for words in ("MARS at one token", "MARS at tau = .95")]
-    moved = [f"{words}, last minus first" for words in ("AR SFT", "MARS", "MARS at tau = .95")]
-    return table(["points", "AR SFT minus its base", *costs, "steps by the rule", *moved], lines)
+        if steps := [*_places(rows, curve)]:
+            first, last = steps[0], steps[-1]
+            costs = [(way + last, _AR + last) for way in (_ONE, _PAPERS)]
+            moves = [(way + last, way + first) for way in (_AR, _ONE, _PAPERS)]
+            pairs = (_AR + first, base), *costs, *(moves if first != last else ())
+            taught, one, level, *moved = (more_accurate(PLAN, *pair).of(rows).number for pair in pairs)
+            lines.append([curve, taught, one, level, settled(rows, curve), *(moved or [""] * 3)])
+    ways = "AR SFT", "MARS at one token", "MARS at tau = .95"
+    heads = *[f"{way} minus AR SFT, last point" for way in ways[1:]], "steps by the rule"
+    return table(["points", "AR SFT minus its base", *heads, *[f"{way}, last minus first" for way in ways]], lines)
 
 
-def _costs(rows: Sequence[Row], ending: str) -> list[str]:
-    """MARS at one token and at tau = .95 minus AR SFT trained as long, in points."""
-    return [more_accurate(PLAN, way + ending, _AR + ending).of(rows).number for way in (_ONE, _PAPERS)]
-
-
-def in_brief(rows: Sequence[Row]) -> str:
-    """Whether the tables train too few steps by the rule, and what MARS costs where AR SFT teaches; lines of a list."""
-    steps, said = [*_places(rows, SCALES_OWN).values()], []
-    if len(steps) > 1 and settled(rows, SCALES_OWN)[0] is None:
-        said = [
-            f"The toy's MARS is under-trained. It has {steps[0]:,} steps. By our rule even {steps[-1]:,} are too few, "
-            "because accuracy at one token still moves."
-        ]
-    taught = more_accurate(PLAN, _AR + _TAUGHT, _BASES[_TEACHING]).of(rows)
-    if taught.estimate is not None:
-        one, several = _costs(rows, _TAUGHT)
-        said.append(
-            f"A toy base that has seen no conversations has more to gain: AR fine-tuning adds {taught.number} points. "
-            f"Compared with that AR model, MARS changes accuracy by {one} points at one token, {several} at tau = .95 "
-            "(one seed)."
-        )
-    return "\n- ".join(said)
-
-
-def longest(rows: Sequence[Row]) -> dict[str, str]:
-    """What the tables' recipe comes to with the most training that was measured, by slot of README's layout."""
+def numbers(rows: Sequence[Row]) -> dict[str, str]:
+    """By slot of a layout: what more steps change, what the most steps give, and what MARS costs where SFT teaches."""
     steps = _places(rows, SCALES_OWN)
-    first, last = (next(iter(steps)), list(steps)[-1]) if steps else ("", "")
-    claims = {
-        "longest_one": more_accurate(PLAN, _ONE + last, _AR + last),
-        "longest_level": more_accurate(PLAN, _PAPERS + last, _AR + last),
-        "longest_tokens": emits(PLAN, _PAPERS + last, Bound()),
+    first, last = [*steps, ""][0], ["", *steps][-1]
+    claims = {"text_base": more_accurate(PLAN, _AR + _TAUGHT, _BASES[_TEACHING])}
+    for slot, way in {"ar": _AR, "one": _ONE, "level": _PAPERS}.items():
+        claims |= {
+            f"more_{slot}": more_accurate(PLAN, way + last, way + first),
+            f"longest_{slot}": more_accurate(PLAN, way + last, _AR + last),
+            f"text_base_{slot}": more_accurate(PLAN, way + _TAUGHT, _AR + _TAUGHT),
+        }
+    claims["longest_tokens"] = emits(PLAN, _PAPERS + last, Bound())
+    found = {slot: claim.of(rows) for slot, claim in claims.items()}
+    known = [slot for slot, finding in found.items() if finding.estimate and (last or slot.startswith("text_base"))]
+    level, times = found["longest_level"].estimate, steps[last] // steps[first] if last else 0
+    return {
+        **{slot: found[slot].number if slot in known else "" for slot in found},
+        **{f"by_{slot}": found[slot].by if slot in known else "" for slot in found},
+        **({slot: f"{steps[at]:,}" if last else "" for slot, at in (("first_steps", first), ("longest_steps", last))}),
+        "longest_times": f"{times or ''}",
+        "longest_asked": f"{level.n:,}" if level else "",
+        "steps_by_rule": settled(rows, SCALES_OWN),
     }
-    findings = {slot: claim.of(rows) for slot, claim in claims.items()}
-    level, times = findings["longest_level"].estimate, steps[last] // steps[first] if steps else 1
-    counts = {"longest_times": f"{times}", "longest_asked": f"{level.n if level else 0:,}"}
-    return counts | {slot: finding.number for slot, finding in findings.items()}
 
 
 def _points(rows: Sequence[Row], cells: Cells, curve: str) -> dict[str, dict[int, tuple[Estimate, Estimate]]]:
@@ -193,7 +150,7 @@ def _points(rows: Sequence[Row], cells: Cells, curve: str) -> dict[str, dict[int
     }
 
 
-def _numbers(rows: Sequence[Row], cells: Cells) -> str:
+def _table(rows: Sequence[Row], cells: Cells) -> str:
     lines = []
     for curve in _POINTS:
         points = _points(rows, cells, curve)

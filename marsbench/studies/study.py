@@ -140,6 +140,7 @@ class TablePage(Study):
     caption: str = ""  # of the figure
     drawing: Drawing | None = None  # what draws it
     lines: tuple[str, ...] = ()  # of its table; none = all
+    numbers: tuple[Claim, ...] = ()  # that its prose has, beside those of its claims
     figure_title: str = ""  # the paper's name of the figure, if it has one
     deviations: tuple[str, ...] = ()  # beside those of every page
     more: tuple[Callable[[Sequence[Row]], str], ...] = ()  # further paragraphs, from prepared rows
@@ -153,7 +154,7 @@ class TablePage(Study):
         missing = {line.name for line in (self.table or self.plan).lines} - {line.name for line in plan.lines}
         yield title(plan, scale)
         slots = {"scale": scale, "accuracy": HOW_TO_READ_ACCURACY, "about": about(scale, seeds)}
-        slots |= numbers_of(self.claims, seeds)
+        slots |= numbers_of((*self.claims, *self.numbers), seeds)
         # The last paragraph says how to read the table, and stands below it.
         *answer, read = [self.opening] if self.opening else filled(__package__, f"prose/{self.key}.md", slots)
         yield f"**Question:** {self.asks[0].upper()}{self.asks[1:]} {'' if self.on else words(scale)}".strip()

@@ -15,7 +15,7 @@ from marsbench.findings.claims import ABSTRACT, TIMES, Claim, Measured, Section
 from marsbench.line import Line, TrainedStage
 from marsbench.paper import published
 from marsbench.rendering.figures import differences_figure
-from marsbench.rendering.sections import NO_SFT_DEVIATION, step_cost
+from marsbench.rendering.sections import ABLATIONS_DEVIATION
 from marsbench.rows.kinds import Row, StepCostRow
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
@@ -146,8 +146,8 @@ STUDY = TablePage(
     figure="differences",
     caption="Difference in accuracy to AR SFT in points, by benchmark, on the same questions",
     drawing=differences_figure("ar_sft", "ar_sft_2x", "mars", "mars_paper", "mars_95"),
-    deviations=("Block diffusion predicts each token at its own position, as BD3-LM does.", NO_SFT_DEVIATION),
-    more=(step_cost,),
+    deviations=("Block diffusion predicts each token at its own position, as BD3-LM does.", ABLATIONS_DEVIATION),
+    numbers=TRAINING_CLAIMS,
 )
 
 # ---- the same recipes on questions no longer than in training ----

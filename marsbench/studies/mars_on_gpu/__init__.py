@@ -1,16 +1,16 @@
 """MARS itself on a real model: SmolLM2-135M fine-tuned on a GPU, asked 1,205 prompts at one token, tau and verified."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from marsbench.findings.between_lines import more_accurate
 from marsbench.findings.cells import BENCHMARKS, done_cells, latest_cells, same_answers
 from marsbench.findings.claims import TOKENS, Claim, Measured
-from marsbench.findings.in_words import p_value, plus_minus, with_interval
+from marsbench.findings.in_words import p_value, plus_minus
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line
 from marsbench.paper import published
-from marsbench.rendering.claims_in_words import page_claims
+from marsbench.rendering.claims_in_words import numbers_of, page_claims
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sections import facts_section, laid_out
 from marsbench.rows.kinds import EvaluationRow, Row, TrainingRow
@@ -60,7 +60,7 @@ def _published(scale: str, metric: str, benchmark: str) -> float | None:
 
 _tokens = partial(Claim, bound=Bound(), unit=TOKENS)
 _gained = partial(more_accurate, PLAN, only=("ifeval",))  # the others are too hard for such a model
-LOST = _gained(ONE, BASE)
+LOST = _gained(ONE, BASE, "", "lost")
 CLAIMS = (
     _tokens(
         name="real-tokens", text="On a real model, MARS at tau = .95 emits at least 1.2 tokens per forward pass",
@@ -81,37 +81,27 @@ CLAIMS = (
 
 def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     cells = cells_of(rows)
+    pairs = {"base": (ONE, BASE), "sure": (SURE, ONE), "unsure": (UNSURE, ONE), "verified": (VERIFIED, ONE)}
     return {
         "claims": page_claims(STUDY.claims, seeds, scale),
-        "said": "\n".join(_said(cells, rows)),
+        **numbers_of((*CLAIMS, LOST), seeds),
+        **{f"same_{slot}": _same(cells, *pair) for slot, pair in pairs.items()},
+        **{f"flips_{slot}": _flips(cells, *pair) for slot, pair in pairs.items()},
         "table": _table(cells),
         "facts": facts_section(rows, "see the commands below"),
         "made": _made(rows),
     }
 
 
-def _said(cells: Mapping[str, Done], rows: Sequence[Row]) -> Iterator[str]:
-    if not cells.keys() >= LINES.keys():
-        return
-    for name in (SURE, UNSURE):
-        same, asked = same_answers(cells[name], cells[ONE])
-        only, other, p = mcnemar(*(cells[line]["ifeval"].correct for line in (name, ONE)))
-        yield (
-            f"- {LINES[name]}, emits {with_interval(emitted(cells[name]), 2)} tokens per forward pass. {same:,} of "
-            f"{asked:,} answers equal those at one token. On IFEval {only} questions are right only at this threshold, "
-            f"and {other} only at one token (McNemar's p {p_value(p)})."
-        )
-    same, asked = same_answers(cells[VERIFIED], cells[ONE])
-    yield (
-        f"- Verified MARS emits {with_interval(emitted(cells[VERIFIED]), 2)} tokens per forward pass. {same:,} of "
-        f"{asked:,} answers have exactly the tokens of the model's own AR decoding."
-    )
-    same, asked = same_answers(cells[ONE], cells[BASE])
-    yield (
-        f"- At one token, MARS scores {LOST.of(rows).by} than the base on IFEval; {same:,} of {asked:,} answers equal "
-        "the base's. **Not measured:** an AR fine-tuning on the same conversations. It would show how "
-        "much of this difference comes from MARS."
-    )
+def _same(cells: Mapping[str, Done], name: str, other: str) -> str:
+    return "{:,} of {:,}".format(*same_answers(cells[name], cells[other])) if {name, other} <= cells.keys() else ""
+
+
+def _flips(cells: Mapping[str, Done], name: str, other: str) -> str:
+    if not {name, other} <= cells.keys():
+        return ""
+    only, others, p = mcnemar(*(cells[line]["ifeval"].correct for line in (name, other)))
+    return f"{only} questions right only here, {others} only there (McNemar's p {p_value(p)})"
 
 
 def _table(cells: Mapping[str, Done]) -> str:
@@ -120,9 +110,8 @@ def _table(cells: Mapping[str, Done]) -> str:
     for line, done in cells.items():
         each = [f"{done[name].tokens_per_forward.value:.2f}" for name in ASKED]
         right = [plus_minus(done[name].accuracy, 1, factor=100) for name in ASKED]
-        same, asked = same_answers(done, cells[ONE]) if ONE in cells else (0, 0)
         ending = f"{emitted(done, ended=True).value:.2f}"
-        lines.append([LINES[line], f"{emitted(done).value:.2f}", *each, ending, *right, f"{same:,} of {asked:,}"])
+        lines.append([LINES[line], f"{emitted(done).value:.2f}", *each, ending, *right, _same(cells, line, ONE)])
     head = ["", "tokens/forward", *ASKED.values(), "answers that end by EOS", *[f"{of}, %" for of in ASKED.values()]]
     return table([*head, "answers as MARS at one token"], lines)
 

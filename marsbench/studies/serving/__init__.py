@@ -11,7 +11,7 @@ from marsbench.findings.in_words import bracketed
 from marsbench.findings.seeds import BySeed
 from marsbench.line import TrainedStage
 from marsbench.rendering.claims_in_words import page_claims
-from marsbench.rendering.markdown import paragraphs, table
+from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.statistics.decisions import Bound
@@ -108,13 +108,18 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     same, asked = cells.same_answers()
     return {
         "asks": "Does lowering tau raise throughput under load?" if full else "What do users of a server get?",
-        "answers": paragraphs(page_claims(STUDY.claims, seeds, scale), _right(cells)),
+        "answers": page_claims(STUDY.claims, seeds, scale),
+        **{
+            f"right_{slot}": _share(cells.laps(policy, "together", full))
+            for slot, policy in {"fast": FAST, "ar": AR}.items()
+        },
         "few": _few(cells),
         "same": f"`mars-verified` gave the answer of `ar` to {same:,} of {asked:,} requests." if asked else "",
         "carried": _carried(cells),
         "loads": _by_load(cells),
         "tokens": str(last.max_new_tokens),
         "rows": str(last.rows),
+        "full": f"{full:g}" if full else "",
         "load_of_one": f"{full or max(FEW):g}",
         "least": f"{min(row.took for row in laps):.1f}",
         "most": f"{max(row.took for row in laps):.1f}",
@@ -127,13 +132,6 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "at_once": str(AT_ONCE),
         "http": _http(cells),
     }
-
-
-def _right(cells: LoadCells) -> str:
-    fast, ar = (accuracy(cells.laps(policy, "together", cells.full)) for policy in (FAST, AR))
-    if fast is None or ar is None:
-        return ""
-    return f"- On a full server, {fast:.0f} % of the answers are right at tau = 0.5, and {ar:.0f} % by `ar`."
 
 
 def _said(ratio: Estimate | None) -> str:
@@ -192,12 +190,7 @@ def _carried(cells: LoadCells) -> str:
         cost = f"{tokens / over.value:.2f}" if over is not None and over.value else "n/a"
         lines.append([policy.name, _rate(rows), _said(over), f"{tokens:.2f}", cost, _share(rows)])
     cost = "cost of a forward, in forwards of `ar`"
-    return paragraphs(
-        table(["a full server", "tokens/s", "over `ar`", "tokens/forward", cost, "right, %"], lines),
-        f"The server always has {cells.full:g} requests in flight, so its batch is always full. A forward pass over "
-        "more positions takes longer. The speed over `ar` is tokens/forward divided by the *cost of a forward*, which "
-        "is calculated from these two columns.",
-    )
+    return table(["a full server", "tokens/s", "over `ar`", "tokens/forward", cost, "right, %"], lines)
 
 
 def _rate(rows: Sequence[ServingRow], measure: Callable[[ServingRow], float] = tokens_per_second) -> str:
@@ -206,7 +199,7 @@ def _rate(rows: Sequence[ServingRow], measure: Callable[[ServingRow], float] = t
 
 def _share(rows: Sequence[ServingRow]) -> str:
     share = accuracy(rows)
-    return "n/a" if share is None else f"{share:.1f}"
+    return "" if share is None else f"{share:.1f}"
 
 
 def _http(cells: LoadCells) -> str:

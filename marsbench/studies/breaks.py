@@ -1,0 +1,140 @@
+"""Breaks: where answers of MARS with a threshold first differ from those at one token per forward pass."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from marsbench.findings.cells import latest_cells
+from marsbench.findings.in_words import machines
+from marsbench.findings.seeds import BySeed
+from marsbench.line import Line
+from marsbench.rendering.markdown import table
+from marsbench.rendering.sections import laid_out
+from marsbench.rows.kinds import BreakRow, Row
+from marsbench.running.plans import TablePlan
+from marsbench.statistics.intervals import mcnemar
+from marsbench.studies import longer
+from marsbench.studies.lines import short
+from marsbench.studies.study import Study
+
+if TYPE_CHECKING:
+    from marsbench.decoding.generation import Generation
+    from marsbench.running.run import Run
+
+_, _ONE, *_SEVERAL = longer.PLAN.lines  # of one checkpoint: at one token per forward pass, and with thresholds
+PLAN = TablePlan("breaks", "Which tokens break", (_ONE, *_SEVERAL), own="Breaks")
+_REACH = 3  # how far behind the first mask the last one stands, at B = 4
+KINDS = WORDS, DIGITS, MARKS, END = "words", "digits", "marks", "end of the answer"
+PLACES = LATER, EARLIER, ELSEWHERE = "stands later", "stands earlier", "stands in neither"
+
+
+def kind_of(text: str) -> str:
+    """What a token is by its text: (part of) a word or number, or a mark, such as a full stop or a line's end."""
+    said = text.strip()
+    return DIGITS if said.isdigit() else WORDS if said.isalpha() else MARKS
+
+
+def first_change(one: Sequence[int], several: Sequence[int]) -> tuple[int, str] | None:
+    """Where two answers (token ids) differ first; and where near there the first has what the second has there."""
+    for place, (expected, token) in enumerate(zip(one, several, strict=False)):
+        if expected != token:
+            later, earlier = one[place + 1 :][:_REACH], one[max(place - _REACH, 0) : place]
+            return place, LATER if token in later else EARLIER if token in earlier else ELSEWHERE
+    return None
+
+
+def compared(one: "Generation", several: "Generation", kind: Callable[[int], str]) -> tuple[Counter[str], str, str]:
+    """Drafts that a threshold accepted, by kind of token; the kind of the first token that it changed, and where near.
+
+    A draft is a token that is not the first of its forward pass. Both strings are empty where the answers are alike.
+    """
+    expected, emitted = ([*each.tokens, *([] if each.eos_id is None else [each.eos_id])] for each in (one, several))
+    settled = zip(several.settled_by[1:], several.settled_by, strict=False)
+    drafts = Counter(kind(token) for token, (now, before) in zip(emitted[1:], settled, strict=True) if now == before)
+    place, near = first_change(expected, emitted) or (None, "")
+    return drafts, "" if place is None else kind(expected[place]), near
+
+
+def _measured(run: "Run") -> list[Row]:
+    from marsbench.decoding.generation import Request
+    from marsbench.keys import versions
+    from marsbench.running.cells import CellRunner
+    from marsbench.running.checkpoints import Checkpoints
+    from marsbench.running.run import kept
+    from marsbench.training.data import chat_prompt
+
+    (loaded,) = Checkpoints(run).of_line(_ONE)
+    tokenizer: Any = loaded.tokenizer
+    kind = cache(lambda token: END if token == tokenizer.eos_token_id else kind_of(tokenizer.decode([token])))
+
+    @cache
+    def answers(of: str, name: str) -> "list[Generation]":
+        (line,) = (line for line in PLAN.lines if line.name == of)
+        exam, answering = run.exam(name), CellRunner(run).answering(line, loaded)
+        docs = [exam.tasks[task].eval_docs[place] for task, places in exam.places.items() for place in places]
+        prompts = tokenizer([chat_prompt(tokenizer, doc["prompt"]) for doc in docs], add_special_tokens=False).input_ids
+        requests = [Request(ids, run.answer_limit(name), line.threshold) for ids in prompts]
+        return answering.decode_all(requests, run.reporter, f"{line.label}, {name}")
+
+    def made(line: Line, name: str) -> dict[str, Any]:
+        pairs = zip(answers(_ONE.name, name), answers(line.name, name), strict=True)
+        drafts, changed, near = zip(*[compared(one, several, kind) for one, several in pairs], strict=True)
+        of_kind = {kind: [counts[kind] for counts in drafts] for kind in KINDS}
+        found = {"drafts": of_kind, "changed": list(changed), "near": list(near)}
+        return {**line.identity, "benchmark": name, "checkpoint": loaded.weights, **found}
+
+    def row(line: Line, name: str) -> Row:
+        content = {
+            "kind": BreakRow.kind, "weights": loaded.weights, "options": line.options, "limit": run.questions(None),
+            "tasks": run.exam(name).fingerprint, "max_new_tokens": run.answer_limit(name),
+            "versions": versions("decoding", "world"),
+        }  # fmt: skip
+        return kept(run, BreakRow, content, partial(made, line, name))
+
+    return [row(line, name) for name in run.asked(PLAN) for line in _SEVERAL]
+
+
+# ---- the page ----
+
+
+def _flips(line: Line, seeds: BySeed) -> list[int]:
+    """How many right answers become wrong, and how many wrong ones right."""
+    cells = [latest_cells(rows) for rows in seeds.values()]
+    pairs = [(of[_ONE.name, name], row) for of in cells for (arm, name), row in of.items() if arm == line.name]
+    flips = [mcnemar(one.correct, row.correct)[:2] for one, row in pairs if one.correct and row.correct]
+    return [sum(counts) for counts in zip(*flips, strict=True)] or [0, 0]
+
+
+def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
+    every = [row for of_seed in seeds.values() for row in of_seed if isinstance(row, BreakRow)]
+    answers, tokens = dict[str, list[str]](), []
+    for line in _SEVERAL if every else ():
+        words, of_line = f"tau = {short(line.options['threshold'])}", [row for row in every if row.arm == line.name]
+        changed = Counter(kind for row in of_line for kind in row.changed)
+        near = Counter(place for row in of_line for place in row.near)
+        drafts = {kind: sum(sum(row.drafts[kind]) for row in of_line) for kind in KINDS}
+        counts = near.total(), near.total() - near[""], *_flips(line, seeds), *[near[place] for place in PLACES]
+        answers[words] = [f"{count:,}" for count in counts]
+        tokens.append([words, *[f"{1000 * changed[kind] / max(drafts[kind], 1):.1f}" for kind in KINDS]])
+    head = ["", "answers", "changed", "right to wrong", "wrong to right", *PLACES]
+    at_papers = zip(("asked", "changed", "lost", "won", "later"), answers.get("tau = .95", [""] * 5), strict=False)
+    return {
+        **dict(at_papers),
+        "answers": table(head, [[words, *counts] for words, counts in answers.items()]),
+        "tokens": table(["changed tokens per 1,000 drafts", *KINDS], tokens),
+        "machines": machines(every),
+    }
+
+
+STUDY = Study(
+    asks="which tokens does a threshold change?",
+    place=4,
+    in_paper=False,
+    on="gains",
+    plan=PLAN,
+    measure=_measured,
+    kinds=(BreakRow,),
+    in_world=True,
+    sections=laid_out(__package__, _slots, PLAN, "prose/breaks.md"),
+)
