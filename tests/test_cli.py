@@ -121,26 +121,19 @@ def test_doctor_passes_a_sound_machine_and_leaves_no_trace(tmp_path: Path) -> No
     assert "cannot be written" in said and "choose another --output" in said
 
 
-def test_doctor_works_without_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a doctor that dies of the disease it should find."""
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert [check.ok for check in doctor.check_device("mini", 1)] == ["fail"]
-
-
 def test_doctor_reports_packages_as_the_metadata_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a missing core package that only warns, an extra that stops a run, and an old one that passes."""
+    """Guards against a missing core package that only warns, an extra that stops a run, one too old, and no torch."""
     wanted = ["no-such-core", "no-such-eval; extra == 'eval'", "no-such-dev; extra == 'dev'", "pytest>=1"]
     monkeypatch.setattr("importlib.metadata.requires", lambda _: wanted)
     found = {check.name: check for check in doctor.check_packages()}
-    assert {name: check.ok for name, check in found.items()} == {
-        "no-such-core": "fail",
-        "no-such-eval": "warn",
-        "pytest": "ok",
-    }
+    verdicts = {name: check.ok for name, check in found.items()}
+    assert verdicts == {"no-such-core": "fail", "no-such-eval": "warn", "pytest": "ok"}
     assert found["no-such-eval"].fix == "pip install 'marsbench[eval]'"
     monkeypatch.setattr("importlib.metadata.requires", lambda _: ["pytest<1"])
     *_, check = doctor.check_packages()
     assert check.ok == "fail" and check.finding.endswith("needed pytest<1")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert [check.ok for check in doctor.check_device("mini", 1)] == ["fail"]
 
 
 def test_doctor_compares_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,16 +301,12 @@ def wrongly(micro_checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -
     (tmp_path / "prompts.jsonl").write_text('{"prompt_ids": [5, 6, 7]}\n')
     (tmp_path / "asked.jsonl").write_text('{"prompt": "One?"}\n')
     (tmp_path / "answers.jsonl").write_text('{"doc_id": 0, "response": "4", "target": "of another benchmark"}\n')
-    (tmp_path / "grid.yaml").write_text(
-        "batch_sizes: [1]\nprompts: 6\nrepeats: 1\ncontenders:\n- {method: magic, stage: mars}\n"
-    )
-    (tmp_path / "few.yaml").write_text(
-        "batch_sizes: [1]\nprompts: 7\nrepeats: 1\ncontenders:\n- {method: ar, stage: mars, name: ar}\n"
-    )
-    (tmp_path / "compiled.yaml").write_text(
-        "batch_sizes: [1]\nprompts: 6\nrepeats: 1\ncontenders:\n- {method: ar, stage: mars, name: ar}\n"
-        "- {method: mars, stage: mars, compiled: true}\n"
-    )
+    ar = "{method: ar, stage: mars, name: ar}"
+    compared = f"{ar}\n- {{method: mars, stage: mars, compiled: true}}"
+    grids = {"grid": (6, "{method: magic, stage: mars}"), "few": (7, ar), "compiled": (6, compared)}
+    for name, (prompts, contenders) in grids.items():
+        text = f"batch_sizes: [1]\nprompts: {prompts}\nrepeats: 1\ncontenders:\n- {contenders}\n"
+        (tmp_path / f"{name}.yaml").write_text(text)
     for name, content in NO_LINES.items():
         (tmp_path / f"{name}.jsonl").write_bytes(content)
     (tmp_path / "right.jsonl").write_text(json.dumps({"doc_id": 0, "response": "yes"}) + "\n")

@@ -210,7 +210,7 @@ def submit(folder: Path, *words: str, **more: str) -> tuple[subprocess.Completed
 def allocation(folder: Path, **more: str) -> dict[str, str]:
     """The environment of an allocation of two nodes, whose programs only write down that they were called."""
     programs = folder / "bin"
-    programs.mkdir()
+    programs.mkdir(parents=True)
     for name, does in PROGRAMS.items():
         program = programs / name
         program.write_text(f'#!/bin/bash\necho "{name} $*" >> "{folder / "log"}"\n{does}\n')
@@ -220,7 +220,11 @@ def allocation(folder: Path, **more: str) -> dict[str, str]:
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_the_slurm_script_starts_ray_on_all_nodes_and_the_command_on_one(tmp_path: Path) -> None:
-    """Guards against a cluster of one node, or without a token, a lost argument, and a status that SLURM never sees."""
+    """Guards against a cluster of one node, or without a token, lost arguments or status, and a run without command."""
+    done, called = submit(tmp_path / "none")
+    assert done.returncode == 2 and "which marsbench command?" in done.stderr and not called
+    asked = [line.removeprefix("#SBATCH ") for line in SLURM.read_text().splitlines() if line.startswith("#SBATCH ")]
+    assert {"--ntasks-per-node=1", "--exclusive", "--signal=B:TERM@120"} <= {*asked}
     done, called = submit(tmp_path, "reproduce", "all", "--scale", "7b", "--output", "a folder", FAILS="3")
     assert done.returncode == 3 and "token 64" in done.stderr, done.stderr
     lent = "--num-cpus=32 --num-gpus=8 --disable-usage-stats --block"
@@ -232,14 +236,6 @@ def test_the_slurm_script_starts_ray_on_all_nodes_and_the_command_on_one(tmp_pat
     (command,) = (line for line in called if line.startswith("marsbench "))
     assert command == "marsbench reproduce all --scale 7b --output a folder --cluster 10.0.0.1:20007"
     assert not complaint(command.replace("a folder", "folder").split()[1:])
-
-
-def test_the_slurm_script_asks_for_a_command(tmp_path: Path) -> None:
-    """Guards against an allocation for nothing, two Ray nodes on one machine, and a command that is killed unawares."""
-    done, called = submit(tmp_path)
-    assert done.returncode == 2 and "which marsbench command?" in done.stderr and not called
-    asked = [line.removeprefix("#SBATCH ") for line in SLURM.read_text().splitlines() if line.startswith("#SBATCH ")]
-    assert {"--ntasks-per-node=1", "--exclusive", "--signal=B:TERM@120"} <= {*asked}
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
@@ -264,15 +260,13 @@ def test_the_rayjob_is_whole() -> None:
     assert cluster["authOptions"] == {"mode": "token"} and cluster["rayVersion"] >= "2.52"
     (workers,) = cluster["workerGroupSpecs"]
     assert workers["minReplicas"] == workers["replicas"] == workers["maxReplicas"]
-    images, output = set(), words[words.index("--output") + 1]
     for group in (cluster["headGroupSpec"], workers):
         pod = group["template"]["spec"]
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
         (container,) = pod["containers"]
         mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
         assert {*mounts.values()} == volumes.keys()
-        assert volumes[mounts[output]]["persistentVolumeClaim"]["claimName"] == "marsbench"
+        assert volumes[mounts[words[words.index("--output") + 1]]]["persistentVolumeClaim"]["claimName"] == "marsbench"
         assert container["resources"]["requests"] == container["resources"]["limits"]
-        images.add(container["image"])
-    assert len(images) == 1
+        assert container["image"] == cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["image"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"

@@ -46,7 +46,6 @@ _TOY = (
     ("Toy: speed over our AR, tau = .95, the paper's cache, batch 4; 8; 16", _CACHE, ("", "batch 8", "batch 16")),
     ("Toy: speed over our AR, verified MARS (ours), batch 1; 4; 16", _VERIFIED, ("", "batch 4", "batch 16")),
 )
-_FAILS = "does not hold"
 _RAN = "table2", "longer", SPEED, "rivals"  # studies whose machines the first screen names
 _Findings = Mapping[tuple[str, str], Finding]  # page and name of a claim -> what rows say of it
 STEM = "figures/claims"
@@ -75,21 +74,19 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
     sweep = SweepCells.of(next(iter(whole.of(SPEED)), ()))
     generate, alike = speed_up(sweep.eager.done.get(("ar", 1)), "hf-generate"), same_as_sft(sweep)
     papers = [entry.findings[whole.scale] for entry in judged if entry.claim.papers]
+    failed = [finding for finding in papers if said.verdict(finding, whole.scale).startswith("does not hold")]
     curves = next(iter(whole.of("curves")), [])
     toys = [row for page in _RAN for rows in whole.of(page) for row in rows]
     where = {"The toy": machines(toys), "SmolLM2-135M": machines(rows)}
-    lines = [*_real_lines(rows), *_toy(findings)]
     slots = {
         "machines": ". ".join(f"{what} ran on {which}" for what, which in where.items() if which),
         "papers": said.tally((whole.scale, finding) for finding in papers),
-        "fail": "; ".join(
-            f"{each.claim.text} ({each.found})" for each in papers if said.verdict(each, whole.scale).startswith(_FAILS)
-        ),
+        "fail": "; ".join(f"{each.claim.text} ({each.found})" for each in failed),
         **{slot: _shown(findings, *claim) for slot, claim in _SLOTS.items()},
         **_real(rows),
         **_estimate(steps_at(root, "7b")),
         "cpu": "".join(map(in_brief, real.of("real-model")[:1])),
-        "table": table(["", "the paper", "here [95 %]", "of"], lines, text=range(4)),
+        "table": table(["", "the paper", "here [95 %]", "of"], [*_real_lines(rows), *_toy(findings)], text=range(4)),
         "figure": f"![{CAPTION}](reports/{STEM}.png)",
         "paper_taught": said.published(findings[_TAUGHT].claim) if _TAUGHT in findings else "",
         **{slot: number or "(not measured)" for slot, number in more_steps(curves).items()},

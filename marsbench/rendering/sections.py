@@ -40,11 +40,8 @@ def title(plan: TablePlan, scale: str) -> str:
 
 def about(scale: str, seeds: BySeed) -> str:
     """The caveat of toy models, the training seeds of the page, and where to read about its numbers."""
-    caveat = (
-        "These are toy models: they test the mechanism, and their numbers are not Qwen's."
-        if preset(scale).world
-        else ""
-    )
+    toy = "These are toy models: they test the mechanism, and their numbers are not Qwen's."
+    caveat = toy if preset(scale).world else ""
     return " ".join(filter(None, [caveat, seeds_in_words(seeds), reading(scale)]))
 
 

@@ -250,11 +250,11 @@ def in_brief(rows: Sequence[Row]) -> str:
         return ""
     ours, _, *rivals = _RACED
     best = max(rivals, key=lambda words: speeds[words].value)
-    faster, slower = sorted((ours, best), key=lambda words: speeds[words].value, reverse=True)
+    faster, slower = sorted((ours, best), key=lambda words: -speeds[words].value)
+    first, second = (with_interval(speeds[words], 2) for words in (faster, slower))
     return (
-        f"In the toy at batch 1, {faster} is {with_interval(speeds[faster], 2)} times as fast as AR decoding, {slower} "
-        f"{with_interval(speeds[slower], 2)} times (compiled; each at the best of four "
-        "settings; intervals over prompts)."
+        f"In the toy at batch 1, {faster} is {first} times as fast as AR decoding, {slower} {second} times (compiled; "
+        "each at the best of four settings; intervals over prompts)."
     )
 
 
