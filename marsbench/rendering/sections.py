@@ -18,8 +18,8 @@ from marsbench.world import modelled_on
 Sections = Callable[[Sequence[Row], str, BySeed], Iterable[str]]
 Slots = Callable[[Sequence[Row], str, BySeed], Mapping[str, str]]  # the same for the slots of a layout
 ABLATIONS_DEVIATION = (
-    '"MARS w/o SFT loss" drops this loss and changes nothing else. "As released" (Table 3) also multiplies the loss of '
-    "each sequence by 1/t, for a random t, as the authors' released ablation does."
+    '"MARS w/o SFT loss" only drops this loss. "As released" (Table 3) also multiplies the loss of each sequence by '
+    "1/t, for a random t, as the authors do."
 )
 
 

@@ -6,7 +6,6 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from marsbench.findings.cells import latest_cells
-from marsbench.findings.in_words import machines
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line
 from marsbench.rendering.markdown import table
@@ -108,30 +107,27 @@ def _flips(line: Line, seeds: BySeed) -> list[int]:
 
 def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     every = [row for of_seed in seeds.values() for row in of_seed if isinstance(row, BreakRow)]
-    answers, tokens = dict[str, list[str]](), []
+    lines = dict[str, list[str]]()
     for line in _SEVERAL if every else ():
         words, of_line = f"tau = {short(line.options['threshold'])}", [row for row in every if row.arm == line.name]
-        changed = Counter(kind for row in of_line for kind in row.changed)
+        kinds = Counter(kind for row in of_line for kind in row.changed)
         near = Counter(place for row in of_line for place in row.near)
         drafts = {kind: sum(sum(row.drafts[kind]) for row in of_line) for kind in KINDS}
         counts = near.total(), near.total() - near[""], *_flips(line, seeds), *[near[place] for place in PLACES]
-        answers[words] = [f"{count:,}" for count in counts]
-        tokens.append([words, *[f"{1000 * changed[kind] / max(drafts[kind], 1):.1f}" for kind in KINDS]])
-    head = ["", "answers", "changed", "right to wrong", "wrong to right", *PLACES]
-    at_papers = zip(("asked", "changed", "lost", "won", "later"), answers.get("tau = .95", [""] * 5), strict=False)
+        rates = [f"{1000 * kinds[kind] / max(drafts[kind], 1):.1f}" for kind in KINDS]
+        lines[words] = [*[f"{count:,}" for count in counts], *rates]
+    head = ["", "changed", "now wrong", "now right", *PLACES, *KINDS]
     return {
-        **dict(at_papers),
-        "answers": table(head, [[words, *counts] for words, counts in answers.items()]),
-        "tokens": table(["changed tokens per 1,000 drafts", *KINDS], tokens),
-        "machines": machines(every),
+        **dict(zip(("asked", "changed", "lost", "won", "later"), lines.get("tau = .95", [""] * 5), strict=False)),
+        "table": table(head, [[words, *numbers[1:]] for words, numbers in lines.items()]),
     }
 
 
 STUDY = Study(
     asks="which tokens does a threshold change?",
-    place=4,
+    place=3,
     in_paper=False,
-    on="gains",
+    on="table8",
     plan=PLAN,
     measure=_measured,
     kinds=(BreakRow,),

@@ -218,7 +218,7 @@ def _figure(rows: Sequence[Row], curves: Sequence[str], path_stem: Path) -> list
 
 
 STUDY = Study(
-    asks="would more training, another base or another size change what the tables say?",
+    asks="would more training, another base or size change the tables?",
     place=3,
     in_paper=False,
     on="regime",

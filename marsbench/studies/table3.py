@@ -132,7 +132,7 @@ def _helps(size: int) -> Claim:
 
 
 BLOCKS_LONG = TablePage(
-    asks="do larger blocks pay with more training, and does the SFT loss still help?",
+    asks="with more training, do larger blocks and the SFT loss pay?",
     place=3,
     in_paper=False,
     on="table3",

@@ -95,8 +95,8 @@ STUDY = TablePage(
     figure="pareto",
     figure_title="Figure 3",
     caption=(
-        "Accuracy by tokens per forward pass: one token at the left, the lowest tau at the right. Bars are 95 % "
-        "intervals; the band is AR SFT with its interval"
+        "Accuracy by tokens per forward pass: one token at the left, the lowest tau at the right. Bars and the "
+        "band of AR SFT are 95 % intervals"
     ),
     drawing=_draw,
     deviations=(ABLATIONS_DEVIATION,),
@@ -195,8 +195,8 @@ FIGURE6 = TablePage(
     figure="metrics",
     figure_title="Figure 6",
     caption=(
-        "Accuracy by tokens per forward pass, for each metric of confidence and threshold. Bars are 95 % intervals; "
-        "the band is AR SFT with its interval"
+        "Accuracy by tokens per forward pass, for each metric of confidence and threshold. Bars and the band of AR "
+        "SFT are 95 % intervals"
     ),
     drawing=lambda cells, plan, path_stem: panels_figure(
         [speed_panel(cells, title, _CURVES, [name]) for name, title in columns(plan).items()], path_stem, across=2

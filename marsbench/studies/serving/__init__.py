@@ -235,7 +235,7 @@ def _ms(rows: Sequence[ServingRow], name: str, digits: int = 0, count: int = 3) 
 STUDY = Study(
     key="serving",
     name="Serving under load",
-    asks="what do users of a server get, and can it raise its throughput by lowering tau?",
+    asks="what do users of a server get, and does a low tau help?",
     place=6,
     in_paper=False,
     timed=True,
