@@ -33,7 +33,7 @@ class TrainedStage(NamedTuple):
         return self.stage if self.block_size is None else f"{self.stage}-b{self.block_size}"
 
     @property
-    def place(self) -> str:
+    def id(self) -> str:
         return f"checkpoint {self.slug}"
 
 

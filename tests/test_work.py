@@ -75,7 +75,7 @@ def test_every_piece_comes_after_all_that_it_needs(scale: str) -> None:
         if isinstance(task, PageTask) and not task.batch_size:
             places = {place for name in task.after for place in of_answers(tasks[name])}
             asked = graph.cells_of(study_of(task.study).plans, known)
-            assert places >= {one.place for one in asked if known.questions_left(one)}
+            assert places >= {one.id for one in asked if known.questions_left(one)}
     races = [task for task in tasks.values() if isinstance(task, PageTask) and task.batch_size]
     assert len(races) > 1 and all(task.alone for task in races)
     timed = {name for name, task in tasks.items() if task.alone and task not in races}
@@ -83,16 +83,16 @@ def test_every_piece_comes_after_all_that_it_needs(scale: str) -> None:
 
 
 def of_answers(task: RunTask) -> set[str]:
-    return {one.place for one in task.cells} if isinstance(task, AnswerTask) else set()
+    return {one.id for one in task.cells} if isinstance(task, AnswerTask) else set()
 
 
 def test_what_tables_share_is_done_once_and_evenly() -> None:
     """Guards against a shared cell answered twice or never, workers that wait for one task, and tasks of seconds."""
     tasks = whole()
-    places = [one.place for task in tasks.values() if isinstance(task, AnswerTask) for one in task.cells]
+    places = [one.id for task in tasks.values() if isinstance(task, AnswerTask) for one in task.cells]
     plans = [plan for study in studies().values() if study.in_paper for plan in study.plans]
     assert len(places) == len({*places})
-    assert {*places} == {one.place for one in graph.cells_of(plans, Known(preset("mini")))}
+    assert {*places} == {one.id for one in graph.cells_of(plans, Known(preset("mini")))}
     few, many = ([*whole("7b", workers=workers).values()] for workers in (2, 64))
     few, many = ([task for task in of if isinstance(task, AnswerTask)] for of in (few, many))
     assert len(few) < len(many) and max(len(task.cells) for task in few) > 2

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from marsbench.decoding.requests import New, Seat
+from marsbench.decoding.requests import NewTokens, Seat
 from marsbench.decoding.rows import Extent, Most, Rows
 from marsbench.decoding.step import Fitted, Method, advance, to_tell, told
 from marsbench.forward.cache import RaggedCache
@@ -177,7 +177,7 @@ class Fixed(Fitted):
         if self.seats:
             self._move([*self.seats.values()], self)
 
-    def step(self, decoder: Decoder, method: Method, number: int) -> Callable[[], list[New]]:
+    def step(self, decoder: Decoder, method: Method, number: int) -> Callable[[], list[NewTokens]]:
         assert self._step is not None, "the batch is not empty"
         read = _on_its_way(self._step())
         return lambda: told(read(), number)

@@ -16,7 +16,7 @@ import torch
 
 from marsbench.decoding.acceptance import bar
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request, as_list, end_of
-from marsbench.decoding.requests import New, Seat, check_requests, groups_of, laid_out
+from marsbench.decoding.requests import NewTokens, Seat, check_requests, groups_of, laid_out
 from marsbench.decoding.step import Fitted, Method, forward
 from marsbench.decoding.windows import leading_windows
 from marsbench.errors import UserError, integer
@@ -31,7 +31,7 @@ __all__ = ["Batch", "KindOfBatch", "Method", "OnTokens", "check_requests", "cont
 OnFinished = Callable[[int, Generation], None]
 # Called with a request's index and the tokens that a forward has just added, as they come (an EOS may be among them).
 OnTokens = Callable[[int, list[int]], None]
-News = Callable[[], None]  # a callback with its arguments bound, called when the batch is in order
+Notice = Callable[[], None]  # a callback with its arguments bound, called when the batch is in order
 Shapes = Callable[[Decoder, Method, torch.device], Fitted]  # an empty place, for a method of fixed shapes
 
 
@@ -84,7 +84,7 @@ class Batch:
         self._on_finished, self._on_tokens = on_finished, on_tokens
         self._meter, self._prefill_positions = meter, prefill_positions
         self._forwards = 1  # the number of the latest forward; `born` tells 0 from it
-        self._under_way: deque[tuple[int, Callable[[], list[New]]]] = deque()  # steps by their numbers
+        self._under_way: deque[tuple[int, Callable[[], list[NewTokens]]]] = deque()  # steps by their numbers
 
     def __len__(self) -> int:
         return len(self._place.seats)
@@ -120,39 +120,39 @@ class Batch:
                 if self._meter is not None:
                     self._meter.count(window.input_ids.numel(), lot.bytes(), prompt=True)
                 yield
-        news = self._drain()
+        notices = self._drain()
         try:
             came = [each for lot in lots for each in self._prefill(lot)]
             if self._meter is not None:
                 self._meter.tick()
             self._place.take_in(lots)
-            news += came
+            notices += came
         finally:
-            tell(news)
+            tell(notices)
 
     @torch.inference_mode()
     def step(self) -> None:
-        news: list[News] = []
+        notices: list[Notice] = []
         if not self._place.fits(len(self._under_way)):
-            news = self._drain()
+            notices = self._drain()
             self._place.make_room()
         if len(self):
             self._forwards += 1
             new = self._place.step(self.decoder, self.method, self._forwards)
             self._under_way.append((self._forwards, new))
             if len(self._under_way) > self._place.lag:
-                news += self._land()
-        tell(news)
+                notices += self._land()
+        tell(notices)
 
     @torch.inference_mode()
     def leave(self, index: int) -> None:
         """Take a request out before its end; what it has come to is reported as cancelled."""
-        news = self._drain()
+        notices = self._drain()
         for row in [row for row, seat in self._place.seats.items() if seat.index == index]:
             seat = self._place.seats.pop(row)
-            news.append(partial(self._on_finished, index, seat.generation("cancelled", self._forwards)))
+            notices.append(partial(self._on_finished, index, seat.generation("cancelled", self._forwards)))
             self._place.take_out([row])
-        tell(news)
+        tell(notices)
 
     @torch.inference_mode()
     def turn(self, knobs: Mapping[int, tuple[float | None, int, bool]]) -> None:
@@ -168,25 +168,25 @@ class Batch:
         if turned:
             self._place.rows.turn(turned)
 
-    def _prefill(self, lot: Fitted) -> list[News]:
+    def _prefill(self, lot: Fitted) -> list[Notice]:
         for seat in lot.seats.values():
             seat.before = self._forwards - 1  # others may have stepped between two pieces
         new = lot.step(self.decoder, self.method, self._forwards)
         return self._settle(lot, self._forwards, new(), prompt=True)
 
-    def _drain(self) -> list[News]:
+    def _drain(self) -> list[Notice]:
         return [each for _ in range(len(self._under_way)) for each in self._land()]
 
-    def _land(self) -> list[News]:
+    def _land(self) -> list[Notice]:
         if not len(self):  # the requests that it was for have left
             self._under_way.clear()
             return []
         number, new = self._under_way.popleft()
         return self._settle(self._place, number, new())
 
-    def _settle(self, place: Fitted, number: int, new: Sequence[New], *, prompt: bool = False) -> list[News]:
+    def _settle(self, place: Fitted, number: int, new: Sequence[NewTokens], *, prompt: bool = False) -> list[Notice]:
         """Note what forward `number` has brought the rows of a place; what there is to tell, and who goes."""
-        news: list[News] = []
+        notices: list[Notice] = []
         positions, gone = 0, []
         for row, brought in enumerate(new):
             seat = place.seats.get(row)
@@ -195,9 +195,9 @@ class Batch:
             positions += brought.positions
             fresh, finish = seat.take(brought, self._eos_ids)
             if self._on_tokens is not None and fresh:
-                news.append(partial(self._on_tokens, seat.index, fresh))
+                notices.append(partial(self._on_tokens, seat.index, fresh))
             if finish is not None:
-                news.append(partial(self._on_finished, seat.index, seat.generation(finish, number)))
+                notices.append(partial(self._on_finished, seat.index, seat.generation(finish, number)))
                 gone.append(row)
         if self._meter is not None:
             self._meter.count(positions, place.bytes(), prompt=prompt)
@@ -207,16 +207,16 @@ class Batch:
             for row in gone:
                 del place.seats[row]
             place.take_out(gone)
-        return news
+        return notices
 
 
 KindOfBatch = Callable[..., Batch]
 
 
-def tell(news: Sequence[News]) -> None:
+def tell(notices: Sequence[Notice]) -> None:
     """Make all callbacks, in order; what one of them raises is raised when all have been called."""
     failures = []
-    for call in news:
+    for call in notices:
         try:
             call()
         except BaseException as error:

@@ -52,7 +52,7 @@ def groups_of(requests: Mapping[int, Request], most: int) -> list[dict[int, Requ
     return groups
 
 
-class New(NamedTuple):
+class NewTokens(NamedTuple):
     tokens: list[int]
     born: list[int]  # the forward of the batch that settled each of them
     positions: int  # entries of the row's window that were no fillers
@@ -79,7 +79,7 @@ class Seat:
     def end(self) -> int:
         return len(self.request.prompt_ids) + self.request.max_new_tokens
 
-    def take(self, new: New, eos_ids: Set[int]) -> tuple[list[int], Finish | None]:
+    def take(self, new: NewTokens, eos_ids: Set[int]) -> tuple[list[int], Finish | None]:
         """Note what has come: those of the tokens that count, and what has ended the answer, None if nothing has."""
         finish: Finish | None = None
         fresh = new.tokens

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from marsbench.decoding.acceptance import bar
-from marsbench.decoding.requests import New, Seat
+from marsbench.decoding.requests import NewTokens, Seat
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import Decoder
@@ -93,13 +93,13 @@ def to_tell(rows: Rows, before: Tensor, window: Window, accepted: Accepted, aliv
     return torch.cat([torch.stack([count, positions, drafted], dim=1), rows.tokens.gather(1, fresh), *born], dim=1)
 
 
-def told(numbers: list[list[int]], number: int, unordered: int = 0) -> list[New]:
+def told(numbers: list[list[int]], number: int, unordered: int = 0) -> list[NewTokens]:
     """What `to_tell` says of forward `number`, row by row; `unordered` is K where tokens come in any order."""
-    news = []
+    settled = []
     for count, positions, drafted, *rest in numbers:
         born = rest[unordered:][:count] if unordered else [number] * count
-        news.append(New(rest[:count], born, positions, drafted))
-    return news
+        settled.append(NewTokens(rest[:count], born, positions, drafted))
+    return settled
 
 
 class Fitted:
@@ -123,7 +123,7 @@ class Fitted:
     def make_room(self) -> None:
         """Make it, when all others have been read."""
 
-    def step(self, decoder: Decoder, method: Method, number: int) -> Callable[[], list[New]]:
+    def step(self, decoder: Decoder, method: Method, number: int) -> Callable[[], list[NewTokens]]:
         """Move every row by forward `number`; gives what has come of it, which here has been read already."""
         rows = self.rows
         before = rows.length
@@ -131,8 +131,8 @@ class Fitted:
         new = to_tell(rows, before, window, accepted)
         numbers, width = rows.measure(new), new.shape[1]
         of_rows = [numbers[at : at + width] for at in range(0, len(numbers), width)]
-        news = told(of_rows, number, 0 if accepted.in_order else accepted.ids.shape[1])
-        return lambda: news
+        settled = told(of_rows, number, 0 if accepted.in_order else accepted.ids.shape[1])
+        return lambda: settled
 
     def take_in(self, newcomers: "Sequence[Fitted]") -> None:
         """Put the rows of others behind the own ones; the others must not be used any more."""

@@ -28,7 +28,7 @@ class Section:
     appendix: str = ""  # letter of an appendix
 
     @property
-    def place(self) -> tuple[int, tuple[int, ...], str]:
+    def order(self) -> tuple[int, tuple[int, ...], str]:
         """Sorts by the paper's order: the abstract, sections, appendices."""
         return 1 if self.number else 2 if self.appendix else 0, self.number, self.appendix
 
@@ -179,7 +179,7 @@ class Judged:
 
 def judge_all(claims: Iterable[Claim], collections: Sequence[Collection]) -> list[Judged]:
     """Every claim judged at every scale, in the order of the paper's sections, with Holm's correction at each scale."""
-    in_order = sorted(claims, key=lambda claim: claim.section.place if claim.section else (3, (), ""))
+    in_order = sorted(claims, key=lambda claim: claim.section.order if claim.section else (3, (), ""))
     by_claim: list[dict[str, Finding]] = [{} for _ in in_order]
     for each in collections:
         findings = [claim.with_beside(each.of(claim.page)) for claim in in_order]

@@ -73,7 +73,7 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class MethodInfo:
-    place: str  # its module in `marsbench.methods`, and its class there
+    module: str  # its module in `marsbench.methods`, and its class there
     summary: str
     options: tuple[str, ...] = ()  # names of `OPTIONS` that it takes
     needs: tuple[Need, ...] = ()
@@ -255,7 +255,7 @@ def check_options(options: Options) -> None:
 
 
 def method_class(name: str) -> Any:
-    module, _, made_by = METHODS[name].place.partition(":")
+    module, _, made_by = METHODS[name].module.partition(":")
     return getattr(import_module(f"{__name__}.{module}"), made_by)
 
 

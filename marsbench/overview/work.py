@@ -50,7 +50,7 @@ def tasks_of(
 ) -> list[RunTask]:
     """All that some studies lack, each task behind those that it comes after."""
     to_train = trainings([stage for study in wanted for stage in study.trains(scale, quick)], scale, known)
-    asked = {asked.place: asked for study in wanted for asked in _cells(study, known)}
+    asked = {asked.id: asked for study in wanted for asked in _cells(study, known)}
     tasks: list[RunTask] = [*to_train, *answers(asked.values(), to_train, scale, known, workers=workers)]
     return [*tasks, *[task for study in wanted for task in _tasks_of_page(study, scale, known, tasks, quick)]]
 
@@ -105,7 +105,7 @@ class RunState(Known):
             if not self._checkpoints.missing(asked.line.trained):
                 if (row := self._cells.known(asked)) is None:
                     return len(self.run.exam(asked.benchmark, asked.questions).asked())
-                self._answers[asked.place] = row
+                self._answers[asked.id] = row
         return 0
 
     def hear(self, made: Made) -> None:
@@ -125,11 +125,11 @@ class RunState(Known):
 
     def _answer(self, asked: Asked) -> Row:
         """A cell, as its page's line, or a row that says why there is none."""
-        if (row := self._answers.get(asked.place)) is not None:
+        if (row := self._answers.get(asked.id)) is not None:
             return replace(row, arm=asked.line.name)
-        line, places = asked.line, [*[stage.place for stage in asked.line.needs], asked.place]
-        failure = next(filter(None, map(self._failures.get, places)), "")
-        reason = failure or self._missing.get(asked.place) or self.run.cannot_ask(asked.benchmark, asked.questions)
+        line, ids = asked.line, [*[stage.id for stage in asked.line.needs], asked.id]
+        failure = next(filter(None, map(self._failures.get, ids)), "")
+        reason = failure or self._missing.get(asked.id) or self.run.cannot_ask(asked.benchmark, asked.questions)
         reason = reason or next(filter(None, map(self._checkpoints.missing, line.needs)), "it was not answered")
         status: Status = "failed" if failure else "skipped"
         self.run.reporter.say(f"{line.label}, {asked.benchmark}: {status} ({reason})")

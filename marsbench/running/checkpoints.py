@@ -51,12 +51,12 @@ class Checkpoints:
 
     def is_to_train(self, trained: TrainedStage) -> bool:
         """Whether a table is to train a stage, or finds it trained."""
-        failed = trained.place in self._run.failures
+        failed = trained.id in self._run.failures
         return not failed and (is_ours(trained, self._scale) or self.own(trained) is not None)
 
     def missing(self, trained: TrainedStage) -> str:
         """Why a stage has no checkpoint and what to do about it; empty where it has one or trains it."""
-        if failed := self._run.failures.get(trained.place, ""):
+        if failed := self._run.failures.get(trained.id, ""):
             return failed
         if self._scale.ready_checkpoint(*trained) is not None or self.is_to_train(trained):
             return ""

@@ -38,9 +38,9 @@ _OF_EACH = ("reporter", "failures")  # what every process has of its own, of a r
 class Made:
     """What a task hands back to the run that asked for it."""
 
-    answers: Mapping[str, EvaluationRow] = field(default_factory=dict)  # place of a cell -> its row
+    answers: Mapping[str, EvaluationRow] = field(default_factory=dict)  # id of a cell -> its row
     failures: Mapping[str, str] = field(default_factory=dict)  # what it could not make -> why (`Run.failures`)
-    missing: Mapping[str, str] = field(default_factory=dict)  # place of a cell that cannot be measured here -> why
+    missing: Mapping[str, str] = field(default_factory=dict)  # id of a cell that cannot be measured here -> why
     page: tuple[Row, ...] = ()  # what a page has beside answers, or the rows of one of its races
     trained: TrainedStage | None = None  # the checkpoint that is there now
 
@@ -61,7 +61,7 @@ class RunTask(Task):
 
     @property
     def makes(self) -> frozenset[str]:
-        """The places of the checkpoints and answers that it makes (`TrainedStage.place`, `Asked.place`)."""
+        """The ids of the checkpoints and answers that it makes (`TrainedStage.id`, `Asked.id`)."""
         return frozenset()
 
     def run(self, made: Sequence[Made | None], reporter: Reporter) -> Made:
@@ -70,7 +70,7 @@ class RunTask(Task):
 
         quieten_libraries()
         earlier = [result for result in made if result is not None]
-        failures = {place: why for result in earlier for place, why in result.failures.items()}
+        failures = {id_: why for result in earlier for id_, why in result.failures.items()}
         run = Run(**self.settings, reporter=reporter, failures=failures)
         with full_disk_explained(run.workspace.runs):
             Checkpoints(run).await_visible([result.trained for result in earlier if result.trained])
@@ -91,7 +91,7 @@ class TrainTask(RunTask):
 
     @property
     def makes(self) -> frozenset[str]:
-        return frozenset([self.trained.place])
+        return frozenset([self.trained.id])
 
     def do(self, run: Run) -> Made:
         from marsbench.running.checkpoints import Checkpoints
@@ -114,7 +114,7 @@ class AnswerTask(RunTask):
 
     @property
     def makes(self) -> frozenset[str]:
-        return frozenset(cell.place for cell in self.cells)
+        return frozenset(cell.id for cell in self.cells)
 
     def do(self, run: Run) -> Made:
         """Answer cell by cell; one that fails does not keep the others from being answered."""
@@ -124,22 +124,22 @@ class AnswerTask(RunTask):
         try:
             loaded = Checkpoints(run).of_line(self.cells[0].line)
         except Unavailable as error:
-            return Made(missing={asked.place: error.reason for asked in self.cells})
+            return Made(missing={asked.id: error.reason for asked in self.cells})
         cells, failures, missing = CellRunner(run), dict[str, str](), dict[str, str]()
         answers: dict[str, EvaluationRow] = {}
         for number, asked in zip(self.numbers, self.cells, strict=True):
-            if asked.place in run.failures:
+            if asked.id in run.failures:
                 continue
             try:
-                answers[asked.place] = cells.cell(asked, *loaded, said=f" (cell {number} of {self.of})")
+                answers[asked.id] = cells.cell(asked, *loaded, said=f" (cell {number} of {self.of})")
             except Unavailable as error:
-                missing[asked.place] = error.reason
+                missing[asked.id] = error.reason
             except UserError as error:
                 run.reporter.say(str(error))
-                failures[asked.place] = error.reason
+                failures[asked.id] = error.reason
             except Exception as error:
                 traceback.print_exc(file=sys.stderr)
-                failures[asked.place] = f"{type(error).__name__}: {str(error).strip()}"
+                failures[asked.id] = f"{type(error).__name__}: {str(error).strip()}"
         return Made(answers, failures, missing)
 
 
@@ -186,8 +186,8 @@ def trainings(wanted: Iterable[TrainedStage], scale: Preset, known: Known) -> li
 
 def after(wanted: Iterable[TrainedStage | Asked], tasks: Iterable[RunTask]) -> tuple[str, ...]:
     """The names of those tasks that make some checkpoints and answers."""
-    places = {task.place for task in wanted}
-    return tuple(task.name for task in tasks if places & task.makes)
+    ids = {task.id for task in wanted}
+    return tuple(task.name for task in tasks if ids & task.makes)
 
 
 def cells_of(plans: Iterable[TablePlan], known: Known, *, trained_before: bool = False) -> list[Asked]:
@@ -209,12 +209,12 @@ def answers(
     for asked in wanted:
         if questions := known.questions_left(asked):
             tokens = questions * benchmark_of(asked.benchmark).answer_limit(scale.max_new_tokens)
-            seconds[asked.place] = decoding_s(tokens, scale)
+            seconds[asked.id] = decoding_s(tokens, scale)
             groups[asked.line.trained, asked.line.draft, asked.line.dtype].append(asked)
     size = max(_LEAST_S, sum(seconds.values()) / (_PER_WORKER * workers)) if workers else math.inf
     numbers, tasks = Counter[TrainedStage](), list[AnswerTask]()
     for group in groups.values():
-        begins = accumulate((seconds[asked.place] for asked in group), initial=0.0)
+        begins = accumulate((seconds[asked.id] for asked in group), initial=0.0)
         pieces = groupby(zip(begins, group, strict=False), lambda cell: cell[0] // size)
         for some in (tuple(asked for _, asked in piece) for _, piece in pieces):
             trained_by = some[0].line.trained
@@ -222,7 +222,7 @@ def answers(
             tasks.append(AnswerTask(
                 name=f"answering-{trained_by.slug}-{numbers[trained_by]}",
                 title=f"answering with {trained_by.title}, piece {numbers[trained_by]}",
-                after=after(some[0].line.needs, trained), seconds=sum(seconds[asked.place] for asked in some),
-                cells=some, of=len(seconds), numbers=tuple([*seconds].index(asked.place) + 1 for asked in some),
+                after=after(some[0].line.needs, trained), seconds=sum(seconds[asked.id] for asked in some),
+                cells=some, of=len(seconds), numbers=tuple([*seconds].index(asked.id) + 1 for asked in some),
             ))  # fmt: skip
     return tasks

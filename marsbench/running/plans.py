@@ -45,7 +45,7 @@ class Asked(NamedTuple):
     questions: int | None
 
     @property
-    def place(self) -> str:
+    def id(self) -> str:
         line = self.line
         what = [line.trained, line.draft, line.method, line.options, line.dtype]
         return json.dumps([*what, self.benchmark, self.questions])

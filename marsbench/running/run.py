@@ -36,7 +36,7 @@ class Run:
     prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward; changes no number
     compiled: bool | None = None  # steps as graphs, where they can be; None = where they are recorded
     reporter: Reporter = field(default_factory=Reporter)
-    failures: Mapping[str, str] = field(default_factory=dict)  # what other tasks have failed at -> why (see `place`)
+    failures: Mapping[str, str] = field(default_factory=dict)  # id of what another task makes -> why it failed
 
     def __post_init__(self) -> None:
         self.workspace.check_writable()

@@ -23,8 +23,8 @@ AnyRequest = ChatRequest | CompletionRequest
 
 
 class Choice(Stream):
-    def __init__(self, index: int, writer: Writer, job: Job, news: asyncio.Event) -> None:
-        super().__init__(job, news)
+    def __init__(self, index: int, writer: Writer, job: Job, changed: asyncio.Event) -> None:
+        super().__init__(job, changed)
         self.index, self.writer = index, writer
         self.text = ""
         self.begun = False  # whether it has had a chunk
@@ -144,20 +144,20 @@ class Completion:
         }  # fmt: skip
         self._choices: list[Choice] = []
 
-    async def _news(self) -> AsyncGenerator[tuple[Choice, list[list[int]], bool], None]:
+    async def _arrivals(self) -> AsyncGenerator[tuple[Choice, list[list[int]], bool], None]:
         """What comes for each choice: the tokens of forwards, and whether it has ended."""
-        body, engine, news = self._body, self._answers.engine, asyncio.Event()
+        body, engine, changed = self._body, self._answers.engine, asyncio.Event()
         with ExitStack() as stack:
             with engine.let_in((body.n or 1) * (1 if isinstance(body, ChatRequest) else len(body.prompts))):
                 self._choices = [
-                    Choice(index, Writer(self._answers.vocabulary, self._stops), job, news)
+                    Choice(index, Writer(self._answers.vocabulary, self._stops), job, changed)
                     for index, job in enumerate(await self._answers.jobs(body))
                 ]
                 stack.enter_context(engine.submitted(self._choices))
             left = [*self._choices]
             while left:
-                await news.wait()
-                news.clear()
+                await changed.wait()
+                changed.clear()
                 for choice in [*left]:
                     ending, pieces = choice.ending, choice.take()
                     ended = isinstance(ending, Ending)
@@ -171,8 +171,8 @@ class Completion:
                         engine.stop(choice)
 
     async def whole(self) -> Body:
-        async with aclosing(self._news()) as news:
-            async for choice, pieces, ended in news:
+        async with aclosing(self._arrivals()) as arrivals:
+            async for choice, pieces, ended in arrivals:
                 choice.text += choice.writer.write([*chain.from_iterable(pieces)])
                 if ended:
                     choice.text += choice.writer.close()
@@ -185,8 +185,8 @@ class Completion:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         self._head["object"] += ".chunk" if self._is_chat else ""
-        async with aclosing(self._news()) as news:
-            async for choice, pieces, ended in news:
+        async with aclosing(self._arrivals()) as arrivals:
+            async for choice, pieces, ended in arrivals:
                 chunks = [*self._chunks(choice, pieces)]
                 if ended:
                     if rest := choice.writer.close():

@@ -63,20 +63,20 @@ class Channel:
 class Stream:
     """What one request gets. A slow reader finds more at once; what waits is bounded by the request's limit."""
 
-    def __init__(self, job: Job, news: asyncio.Event) -> None:
-        self.job, self._news = job, news
+    def __init__(self, job: Job, changed: asyncio.Event) -> None:
+        self.job, self._changed = job, changed
         self._pieces: list[list[int]] = []
         self.ending: Ending | ApiError | None = None  # nothing more will come
         self.last: float | None = None  # `time.perf_counter()` of the latest token
 
     def put(self, pieces: list[list[int]]) -> None:
         self._pieces += pieces
-        self._news.set()
+        self._changed.set()
 
     def end(self, ending: Ending | ApiError) -> None:
         """Nothing more will come; of several endings the first counts."""
         self.ending = self.ending or ending
-        self._news.set()
+        self._changed.set()
 
     def take(self) -> list[list[int]]:
         """The tokens of each forward since the last time; before an ending is heeded, nothing must be left of it."""

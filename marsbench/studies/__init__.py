@@ -24,7 +24,7 @@ def studies() -> dict[str, Study]:
     """Key -> study, in the order of the paper, our own pages last."""
     modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
     of_modules = [getattr(each, "STUDIES", [each.STUDY] if hasattr(each, "STUDY") else []) for each in modules]
-    every: list[Study] = sorted(chain(*of_modules), key=lambda study: _place(study.key, study.place))
+    every: list[Study] = sorted(chain(*of_modules), key=lambda study: _place(study.key, study.order))
     return {study.key: study for study in every}
 
 
@@ -41,7 +41,7 @@ def studies_of_paper() -> list[Study]:
 def items() -> list[Item]:
     """All names that `reproduce` knows, in the order of the paper: studies, and the items on their pages."""
     known: list[Item] = [item for study in studies().values() if study.is_made for item in (study, *study.holds)]
-    return sorted(known, key=lambda item: _place(item.key, item.place))
+    return sorted(known, key=lambda item: _place(item.key, item.order))
 
 
 def study_of(name: str) -> Study:
@@ -62,7 +62,7 @@ def pages() -> dict[str, Query]:
     return {key: study.query for key, study in studies().items()}
 
 
-def _place(key: str, place: int) -> tuple[int, int, int, str]:
-    """Sorts by what the paper numbers: its tables, figures and appendices, then our own pages by their `place`."""
+def _place(key: str, order: int) -> tuple[int, int, int, str]:
+    """Sorts by what the paper numbers: its tables, figures and appendices, then our own pages by their `order`."""
     kind = next((rank for rank, kind in enumerate(_KINDS) if key.startswith(kind)), len(_KINDS))
-    return kind, int("".join(filter(str.isdigit, key)) or 0), place, key
+    return kind, int("".join(filter(str.isdigit, key)) or 0), order, key

@@ -103,7 +103,7 @@ CLAIMS = (
 
 STUDY = TablePage(
     asks="does MARS draft better than an adapter that leaves the model as it is?",
-    place=3,
+    order=3,
     in_paper=False,
     plan=PLAN,
     claims=CLAIMS,

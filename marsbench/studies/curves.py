@@ -219,7 +219,7 @@ def _figure(rows: Sequence[Row], curves: Sequence[str], path_stem: Path) -> list
 
 STUDY = Study(
     asks="would more training, another base or size change the tables?",
-    place=3,
+    order=3,
     in_paper=False,
     on="regime",
     plan=PLAN,

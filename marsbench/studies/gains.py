@@ -144,7 +144,7 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
 STUDY = TablePage(
     name="Gains",
     asks="does MARS emit more tokens per forward pass than other ways to draft?",
-    place=2,
+    order=2,
     plan=MEASURED,
     table=PLAN,
     claims=(
@@ -282,7 +282,7 @@ def _raced(rows: Sequence[Row]) -> str:
 
 TRIED = TablePage(
     asks="does every rival have its best setting?",
-    place=3,
+    order=3,
     in_paper=False,
     on="gains",
     plan=TablePlan(

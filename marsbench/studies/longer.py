@@ -83,7 +83,7 @@ _BESIDE = {
 }
 STUDY = TablePage(
     asks="what do AR SFT and MARS come to with four times the training?",
-    place=2,
+    order=2,
     in_paper=False,
     on="table2",
     plan=PLAN,

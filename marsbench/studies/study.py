@@ -44,7 +44,7 @@ class Item:
     asks: str  # the question that it answers
     section: Section | None = None  # of the paper, where its claims are made; None for pages of our own
     anchor: str = ""  # its place on its page
-    place: int = 0  # its place among pages of our own
+    order: int = 0  # its place among pages of our own
     plan: TablePlan | None = None  # its lines, if it has lines
 
 

@@ -154,7 +154,7 @@ STUDY = TablePage(
 
 LENGTHS = TablePage(
     asks="what does MARS lose on questions that are no longer than in training?",
-    place=2,
+    order=2,
     on="table2",
     plan=TablePlan(
         "lengths",

@@ -92,7 +92,7 @@ _HELPS_MORE = gains_more(
 )  # fmt: skip
 IN_PAPERS_ALIGNMENT = TablePage(
     asks="in the paper's own alignment, does the SFT loss help more at larger blocks?",
-    place=3,
+    order=3,
     in_paper=False,
     on="table3",
     plan=PLAN_ALIGNED,
@@ -133,7 +133,7 @@ def _helps(size: int) -> Claim:
 
 BLOCKS_LONG = TablePage(
     asks="with more training, do larger blocks and the SFT loss pay?",
-    place=3,
+    order=3,
     in_paper=False,
     on="table3",
     plan=PLAN_LONG,

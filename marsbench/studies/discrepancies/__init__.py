@@ -182,7 +182,7 @@ def _load(sweep: SweepCells, seeds: BySeed) -> tuple[str, str]:
 
 STUDY = Study(
     asks="does it matter where paper and code differ?",
-    place=1,
+    order=1,
     plan=PLAN,
     measure=_races,
     kinds=RACED,

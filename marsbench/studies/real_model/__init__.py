@@ -325,7 +325,7 @@ def _best_lossless(sweep: SweepCells, stages: Collection[str] = (BASE, *ADAPTED)
 
 STUDY = Study(
     asks="how fast is lossless drafting for a real model on a laptop?",
-    place=7,
+    order=7,
     in_paper=False,
     plan=PLAN,
     measure=_measured,

@@ -146,7 +146,7 @@ def _criteria(seeds: BySeed) -> str:
 
 STUDY = Study(
     asks="is fine-tuning as gentle, and the base as well trained, as in the paper?",
-    place=0,
+    order=0,
     in_paper=False,
     plan=PLAN,
     sections=laid_out(__package__, _slots, PLAN),
@@ -201,7 +201,7 @@ def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
 
 MAP = TablePage(
     asks="with which base, learning rate and block size does MARS pay?",
-    place=3,
+    order=3,
     in_paper=False,
     on="regime",
     plan=MAP_PLAN,

@@ -157,7 +157,7 @@ STUDY = Study(
     key="speedup",
     name="Speed",
     asks="how much faster than AR is MARS, and at what accuracy?",
-    place=4,
+    order=4,
     grid=lambda scale, quick: read_grid(shipped_grid(scale.scale), quick=quick),
     sections=laid_out(__package__, slots),
     figures=_draw,
