@@ -125,7 +125,7 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
 
 STUDY = Study(
     asks="which tokens does a threshold change?",
-    order=3,
+    order=4,
     in_paper=False,
     on="table8",
     plan=PLAN,
