@@ -109,7 +109,6 @@ PLAN4 = TablePlan(
     "Accuracy and tokens per forward pass at tau = .95, by block size",
     (AR_SFT, *[mars("mars", size, threshold) for threshold in (None, SURE) for size in BLOCK_SIZES]),
 )
-UNDER_TRAINED = "Large blocks are trained too little here (page regime: at a higher rate, they emit more tokens)."
 
 
 def _published_level(scale: str) -> float | None:
@@ -129,11 +128,10 @@ CLAIMS4 = (
     ),
     emits_more(
         PLAN4, _LARGER_SURE[_MIDDLE], _SURE, f"B = {_MIDDLE} emits more tokens per forward pass than B = {_SMALLEST}",
-        "more-tokens", untestable=UNDER_TRAINED,
+        "more-tokens",
     ),
     more_accurate(
         PLAN4, _SURE, _LARGER_SURE[_MIDDLE], f"B = {_MIDDLE} costs some accuracy against B = {_SMALLEST}", "costs",
-        untestable=UNDER_TRAINED,
     ),
     as_accurate(
         PLAN4, _SURE, "ar_sft", f"At tau = .95, MARS with B = {_SMALLEST} stays level with AR SFT", "level",
