@@ -169,7 +169,7 @@ def points(*right: tuple[int, int]) -> list[Row]:
         (((200, 180), (200, 220), (200, 221)), "1,600"),  # MARS alone still moves
         (((200, 180), (240, 180), (240, 180)), "1,600"),  # AR SFT alone
         (((200, 180), (200, 180), (200, 220), (200, 220)), "3,200"),  # a pause is no end
-        (((200, 180), (200, 220)), "more than 1,600"),
+        (((200, 180), (200, 220)), "more than 800"),  # the last point has no later one
         (((200, 180),), "not measured"),
     ],
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 from marsbench.findings.cells import PUBLISHED_SCALES, latest_stages, same_answers
 from marsbench.findings.claims import POINTS, TIMES, TOKENS, Finding, Judged
 from marsbench.findings.collection import Collection
-from marsbench.findings.in_words import machines, with_interval
+from marsbench.findings.in_words import machines, plus_minus, with_interval
 from marsbench.findings.sweep import SweepCells, printed_ratio, speed_up
 from marsbench.gpu_check.page import Steps, steps_at
 from marsbench.paper import published
@@ -30,7 +30,7 @@ _CACHE, _FASTER, _VERIFIED = (SPEED, "cache-faster"), (SPEED, "mars-95"), (SPEED
 _TAUGHT, _RATE, _LONGER = ("regime", "taught"), ("map", "hard-emits"), ("longer", "longer-matches")
 # Slot of the layout -> page and name of the claim whose number fills it, or of what stands beside that number.
 _SLOTS: dict[str, tuple[tuple[str, str], str]] = {
-    "tokens": (_TOKENS, ""), "level": (_LEVEL, ""), "longer_level": (_LONGER, longer.POINTS_AT[-1]),
+    "one": (_ONE, ""), "tokens": (_TOKENS, ""), "level": (_LEVEL, ""), "longer_level": (_LONGER, longer.POINTS_AT[-1]),
     "longer_tokens": (_LONGER, longer.TOKENS_AT[-1]),
     "faster": (_FASTER, ""), "faster_of_many": (_FASTER, "batch 16"), "longer_faster": (_LONGER, longer.FASTER[0]),
     "longer_faster_of_many": (_LONGER, longer.FASTER[-1]),
@@ -39,8 +39,8 @@ _SLOTS: dict[str, tuple[tuple[str, str], str]] = {
 }  # fmt: skip
 # Lines of the table: words, claim, and which of its numbers.
 _TOY = (
-    ("Toy: mean points against AR fine-tuning, one token", _ONE, ("",)),
-    ("Toy: mean points against AR fine-tuning, tau = .95", _LEVEL, ("",)),
+    ("Toy: mean points against AR SFT, one token", _ONE, ("",)),
+    ("Toy: mean points against AR SFT, tau = .95", _LEVEL, ("",)),
     ("Toy, trained 4 times as long: points, one token; tau = .99; .95", _LONGER, longer.POINTS_AT),
     ("Toy, trained 4 times as long: tokens per pass, tau = .99; .95", _LONGER, longer.TOKENS_AT),
     ("Toy: speed over our AR, tau = .95, the paper's cache, batch 4; 8; 16", _CACHE, ("", "batch 8", "batch 16")),
@@ -77,7 +77,7 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
     failed = [finding for finding in papers if said.verdict(finding, whole.scale).startswith("does not hold")]
     curves = next(iter(whole.of("curves")), [])
     toys = [row for page in _RAN for rows in whole.of(page) for row in rows]
-    where = {"The toy": machines(toys), "SmolLM2-135M": machines(rows)}
+    where = {"The toy": machines(toys), "MARS on SmolLM2-135M": machines(rows)}
     slots = {
         "machines": ". ".join(f"{what} ran on {which}" for what, which in where.items() if which),
         "papers": said.tally((whole.scale, finding) for finding in papers),
@@ -90,7 +90,7 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
         "figure": f"![{CAPTION}](reports/{STEM}.png)",
         "paper_taught": said.published(findings[_TAUGHT].claim) if _TAUGHT in findings else "",
         **{slot: number or "(not measured)" for slot, number in more_steps(curves).items()},
-        "same": "{} of {} answers equal those of the AR fine-tuned model (toy).".format(*alike) if alike else "",
+        "same": "{} of {} answers equal those of the toy's AR SFT.".format(*alike) if alike else "",
         "generate": printed_ratio(generate, "n/a"),
         "rivals": "".join(map(rivals, whole.of("rivals")[:1])),
     }
@@ -107,11 +107,12 @@ def _shown(findings: _Findings, key: tuple[str, str], beside: str = "") -> str:
 
 def _real(rows: Sequence[Row]) -> dict[str, str]:
     """What MARS does on the real model, by slot."""
-    emits, lost = on_gpu.CLAIMS[0].over([rows]), on_gpu.LOST.of(rows)
+    emits, lost, cells = on_gpu.CLAIMS[0].over([rows]), on_gpu.LOST.of(rows), on_gpu.cells_of(rows)
     trained = next(iter(latest_stages(rows).values()), None)
     return {
         **said.numbers_of((*on_gpu.CLAIMS, on_gpu.LOST), {0: rows}),
         "paper_tokens": said.published(emits.claim),
+        "real_base": plus_minus(cells[on_gpu.BASE]["ifeval"].accuracy, 1, factor=100) if on_gpu.BASE in cells else "",
         "real_asked": f"{lost.estimate.n if lost.estimate else 0}",
         "seconds": f"{trained.seconds if trained else 0:.0f}",
     }
@@ -128,6 +129,7 @@ def _estimate(steps: Steps) -> dict[str, str]:
         "estimated_at": _keys(ratios),
         "papers_speeds": _values(papers),
         "papers_at": _keys(papers),
+        "step_costs": _values(steps.costs),
         "papers_gsm8k": f"{steps.emitted['gsm8k']:.2f}" if ratios else "",
         "papers_mean": f"{steps.emitted['average']:.2f}" if ratios else "",
     }
@@ -159,7 +161,7 @@ def _real_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
     yield ["Real model: tokens per pass, tau = .95", said.published(emits.claim), emits.number, page]
     asked = f"{cost.estimate.n if cost.estimate else 0} prompts; 1 seed"
     yield ["Real model: IFEval points, tau = .95 against one token", said.published(cost.claim), cost.number, asked]
-    exact = f"{same:,} of {of:,} answers are its own AR decoding's"
+    exact = f"{same:,} of {of:,} answers equal its own AR decoding's"
     yield ["Real model: tokens per pass, verified MARS (ours)", "-", drafted, exact]
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from marsbench.running.run import Run
 
 _, _ONE, *_SEVERAL = longer.PLAN.lines  # of one checkpoint: at one token per forward pass, and with thresholds
-PLAN = TablePlan("breaks", "Which tokens break", (_ONE, *_SEVERAL), own="Breaks")
+PLAN = TablePlan("breaks", "Which tokens change", (_ONE, *_SEVERAL), own="Breaks")
 _REACH = 3  # how far behind the first mask the last one stands, at B = 4
 KINDS = WORDS, DIGITS, MARKS, END = "words", "digits", "marks", "end of the answer"
 PLACES = LATER, EARLIER, ELSEWHERE = "stands later", "stands earlier", "stands in neither"
@@ -34,25 +34,20 @@ def kind_of(text: str) -> str:
     return DIGITS if said.isdigit() else WORDS if said.isalpha() else MARKS
 
 
-def first_change(one: Sequence[int], several: Sequence[int]) -> tuple[int, str] | None:
-    """Where two answers (token ids) differ first; and where near there the first has what the second has there."""
-    for place, (expected, token) in enumerate(zip(one, several, strict=False)):
-        if expected != token:
-            later, earlier = one[place + 1 :][:_REACH], one[max(place - _REACH, 0) : place]
-            return place, LATER if token in later else EARLIER if token in earlier else ELSEWHERE
-    return None
-
-
 def compared(one: "Generation", several: "Generation", kind: Callable[[int], str]) -> tuple[Counter[str], str, str]:
-    """Drafts that a threshold accepted, by kind of token; the kind of the first token that it changed, and where near.
+    """Accepted drafts by kind; the first changed token's kind; and where near it `one` has what `several` emits there.
 
     A draft is a token that is not the first of its forward pass. Both strings are empty where the answers are alike.
     """
     expected, emitted = ([*each.tokens, *([] if each.eos_id is None else [each.eos_id])] for each in (one, several))
     settled = zip(several.settled_by[1:], several.settled_by, strict=False)
     drafts = Counter(kind(token) for token, (now, before) in zip(emitted[1:], settled, strict=True) if now == before)
-    place, near = first_change(expected, emitted) or (None, "")
-    return drafts, "" if place is None else kind(expected[place]), near
+    pairs = enumerate(zip(expected, emitted, strict=False))
+    place, token = next(((place, token) for place, (other, token) in pairs if other != token), (None, 0))
+    if place is None:
+        return drafts, "", ""
+    later, earlier = expected[place + 1 :][:_REACH], expected[max(place - _REACH, 0) : place]
+    return drafts, kind(expected[place]), LATER if token in later else EARLIER if token in earlier else ELSEWHERE
 
 
 def _measured(run: "Run") -> list[Row]:
@@ -97,6 +92,13 @@ def _measured(run: "Run") -> list[Row]:
 # ---- the page ----
 
 
+_COLUMNS = {  # slot of the layout, for the paper's threshold -> head of the table
+    "asked": "answers", "changed": "changed", "lost": "now wrong", "won": "now right",
+    "later": "later", "earlier": "earlier", "elsewhere": "elsewhere",
+    "changed_words": "words", "changed_digits": "digits", "changed_marks": "punctuation", "changed_end": "end",
+}  # fmt: skip
+
+
 def _flips(line: Line, seeds: BySeed) -> list[int]:
     """How many right answers become wrong, and how many wrong ones right."""
     cells = [latest_cells(rows) for rows in seeds.values()]
@@ -116,10 +118,9 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         counts = near.total(), near.total() - near[""], *_flips(line, seeds), *[near[place] for place in PLACES]
         rates = [f"{1000 * kinds[kind] / max(drafts[kind], 1):.1f}" for kind in KINDS]
         lines[words] = [*[f"{count:,}" for count in counts], *rates]
-    head = ["", "changed", "now wrong", "now right", *PLACES, *KINDS]
     return {
-        **dict(zip(("asked", "changed", "lost", "won", "later"), lines.get("tau = .95", [""] * 5), strict=False)),
-        "table": table(head, [[words, *numbers[1:]] for words, numbers in lines.items()]),
+        **dict(zip(_COLUMNS, lines.get("tau = .95", [""] * len(_COLUMNS)), strict=True)),
+        "table": table(["", *list(_COLUMNS.values())[1:]], [[words, *numbers[1:]] for words, numbers in lines.items()]),
     }
 
 

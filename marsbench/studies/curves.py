@@ -73,7 +73,7 @@ def settled(rows: Sequence[Row], curve: str) -> str:
         moves = [move for later in known[place + 1 :] for move in _moves(rows, ending, later)]
         if all(move.interval.low <= 0 <= move.interval.high for move in moves):
             return f"{steps[ending]:,}"
-    return f"more than {steps[known[-1]]:,}"
+    return f"more than {steps[known[-2]]:,}"
 
 
 def _places(rows: Sequence[Row], curve: str) -> dict[str, int]:
@@ -107,14 +107,13 @@ def _outcomes(rows: Sequence[Row]) -> str:
     for curve, base in _BASES.items():
         if steps := [*_places(rows, curve)]:
             first, last = steps[0], steps[-1]
-            costs = [(way + last, _AR + last) for way in (_ONE, _PAPERS)]
-            moves = [(way + last, way + first) for way in (_AR, _ONE, _PAPERS)]
-            pairs = (_AR + first, base), *costs, *(moves if first != last else ())
-            taught, one, level, *moved = (more_accurate(PLAN, *pair).of(rows).number for pair in pairs)
-            lines.append([curve, taught, one, level, settled(rows, curve), *(moved or [""] * 3)])
+            ends = (_AR + last, base), (_ONE + last, _AR + last), (_PAPERS + last, _AR + last)
+            moves = [(way + last, way + first) for way in (_AR, _ONE, _PAPERS)] if first != last else []
+            said = [more_accurate(PLAN, *pair).of(rows).number for pair in (*ends, *moves)]
+            lines.append([curve, *said[:3], settled(rows, curve), *(said[3:] or [""] * 3)])
     ways = "AR SFT", "MARS at one token", "MARS at tau = .95"
-    heads = *[f"{way} minus AR SFT, last point" for way in ways[1:]], "steps by the rule"
-    return table(["points", "AR SFT minus its base", *heads, *[f"{way}, last minus first" for way in ways]], lines)
+    at_last = ["AR SFT minus its base", *[f"{way} minus AR SFT" for way in ways[1:]], "steps by the rule"]
+    return table(["points, last point", *at_last, *[f"{way}, last minus first" for way in ways]], lines)
 
 
 def numbers(rows: Sequence[Row]) -> dict[str, str]:

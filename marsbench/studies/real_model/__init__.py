@@ -205,7 +205,7 @@ def in_brief(rows: Sequence[Row]) -> str:
             ratios = [(row.batch_size, ratio) for row in larger if (ratio := speed_up(row))]
             at = "".join(f" ({ratio.value:.2f} at batch {size})" for size, ratio in ratios)
             said.append(
-                f"Not MARS, but on SmolLM2-135M with its own answers, two CPU cores, {dtype}: prompt lookup is "
+                f"Without MARS, but with SmolLM2-135M's answers unchanged, on two CPU cores, {dtype}: prompt lookup is "
                 f"{_over_ar(sweep, lookup)} times as fast as AR decoding at batch 1, the fastest line with our "
                 f"adapter {_over_ar(sweep, adapted)}{at}; {adapted.prompts} prompts."
             )

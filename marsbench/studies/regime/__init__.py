@@ -83,7 +83,7 @@ CRITERIA = (
         bound=Bound(-1.5, 1.5),
     ),
     more_accurate(
-        TABLE2, TWICE.name, AR_SFT.name, "Saturated: AR SFT trained twice as long is almost the same",
+        TABLE2, TWICE.name, AR_SFT.name, "Saturated: AR SFT trained twice as long on the same data is almost the same",
         bound=Bound(-1.0, 1.0),
     ),
     Claim(
