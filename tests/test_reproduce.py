@@ -225,10 +225,8 @@ def test_real_benchmarks_run_end_to_end(reproduced: Path, tmp_path: Path) -> Non
 
 def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
     """Guards against a plug-in that lm-eval does not find, and against processes that answer twice or not at all."""
-    finding = (
-        "import lm_eval, torch; from lm_eval.api.registry import model_registry; assert 'marsbench' in model_registry"
-    )
-    subprocess.run([sys.executable, "-c", finding], check=True)
+    finding = "import lm_eval, torch; from lm_eval.api.registry import model_registry as known"
+    subprocess.run([sys.executable, "-c", f"{finding}; assert 'marsbench' in known"], check=True)
     import lm_eval.tasks
 
     stock = Path(lm_eval.tasks.__file__).parent / "gsm8k" / "gsm8k-cot.yaml"
@@ -244,15 +242,11 @@ def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
         "--output_path", tmp_path / "out",
     )  # fmt: skip
     (written,) = (tmp_path / "out").rglob("results_*.json")
+    tasks = lm_eval.tasks.TaskManager(include_path=str(tmp_path), include_defaults=False)
     alone = lm_eval.simple_evaluate(
-        MarsbenchLM.create_from_arg_string(how),
-        tasks=["gsm8k_here"],
-        limit=3,
-        gen_kwargs="max_gen_toks=24",
-        apply_chat_template=True,
-        task_manager=lm_eval.tasks.TaskManager(include_path=str(tmp_path)),
-        bootstrap_iters=0,
-    )
+        MarsbenchLM.create_from_arg_string(how), tasks=["gsm8k_here"], limit=3, gen_kwargs="max_gen_toks=24",
+        apply_chat_template=True, task_manager=tasks, bootstrap_iters=0,
+    )  # fmt: skip
     counts = []
     for processes, config in enumerate((alone["config"], json.loads(written.read_text())["config"]), 1):
         assert config["processes"] == processes

@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -50,9 +51,12 @@ def _type(words: list[str], log: str, environment: dict[str, str]) -> None:
         app(words)
     else:
         from lm_eval.__main__ import cli_evaluate
+        from lm_eval.tasks import TaskManager
 
         import marsbench.evaluation.lm_eval_model  # noqa: F401  torch came before lm_eval here
 
+        # Tasks of the include path alone: it takes five seconds to find lm-eval's own thousands.
+        TaskManager.__init__ = partialmethod(TaskManager.__init__, include_defaults=False)
         sys.argv = words
         cli_evaluate()
 
