@@ -88,13 +88,11 @@ def _places(rows: Sequence[Row], curve: str) -> dict[str, int]:
 def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     cells = latest_cells(rows)
     shown = {name: caption for name, caption in _FIGURES.items() if _drawn(rows, name)}
-    asked = len(BENCHMARKS) * max((len(row.correct) for row in cells.values()), default=0)
     return {
         **numbers(rows),
         "outcomes": _outcomes(rows),
         "figures": paragraphs(*[f"![{said}](figures/{PLAN.key}_{name}.png)" for name, said in shown.items()]),
         "captions": " ".join(f"{caption}." for caption in shown.values()),
-        "asked": f"{asked:,}",
         "machines": machines(rows),
         "points": _table(rows, cells),
         "missing": _missing(cells),
@@ -128,6 +126,8 @@ def numbers(rows: Sequence[Row]) -> dict[str, str]:
             f"text_base_{slot}": more_accurate(PLAN, way + _TAUGHT, _AR + _TAUGHT),
         }
     claims["longest_tokens"] = emits(PLAN, _PAPERS + last, Bound())
+    _, middle, largest = _POINTS[SIZES]
+    claims["size"] = more_accurate(PLAN, _AR + largest, _AR + middle)
     found = {slot: claim.of(rows) for slot, claim in claims.items()}
     known = [slot for slot, finding in found.items() if finding.estimate and (last or slot.startswith("text_base"))]
     level, times = found["longest_level"].estimate, steps[last] // steps[first] if last else 0
