@@ -383,6 +383,7 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "distill: prompts overwritten": ([*DISTILL, "--out", "asked.jsonl"], "prompts"),
     "distill: a method that may write otherwise": ([*DISTILL, "--method", "mars"], "mars-verified"),
     "distill: a temperature below 0": ([*DISTILL, "--temperature", "-1"], "--temperature"),
+    "distill: several greedy answers": ([*DISTILL, "--samples", "2"], "--temperature"),
     "distill: sampling by a greedy method": ([*DISTILL, "--method", "hf-generate", "--temperature", "1"], "greedy"),
     "distill: rows for a method of one": (
         [*DISTILL, "--method", "hf-assisted", "--draft", "ar_sft", "--batch-size", "2"], "batch size of 1"),
@@ -390,6 +391,7 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "results: a folder without rows": (["results", str(ROOT / "docs")], "no rows"),
     "results: no match to write": (["results", ROWS, "--where", "method=magic", "--out", "o.csv"], "no row"),
     "results: a field that there is not": (["results", ROWS, "--where", "colour=red"], "benchmark"),
+    "results: two that share no cell": (["results", ROWS, "--against", ROWS], "in common"),
     "results: output is a folder": (["results", ROWS, "--out", "data.csv/.."], "kind of file"),
     "score: answers of another benchmark": ([*SCORE, "mini_gsm8k", "--responses", "answers.jsonl"], "line 1"),
     "score: output is a folder": ([*SCORE, "mini_bbh", "--responses", "right.jsonl", "--out", "data"], "folder"),

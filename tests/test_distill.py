@@ -142,17 +142,20 @@ def test_the_file_is_the_same_whatever_the_batch_and_the_method(
 def test_what_is_left_out_is_counted(model: Path, tmp_path: Path, decoded: list[tuple[Request, Generation]]) -> None:
     """Guards against targets that teach to stop midway, and against silence about them."""
     long = {"prompt": " ".join(["one"] * 60)}
-    prompts = save(tmp_path / "prompts.jsonl", *[{"prompt": one} for one in 8 * QUESTIONS], long)
-    done = distill(model, prompts, tmp_path / "chats.jsonl", "--temperature", "2")
+    prompts = save(tmp_path / "prompts.jsonl", *[{"prompt": one} for one in QUESTIONS], long)
+    sampled = "--temperature", "2", "--samples", "8"
+    done = distill(model, prompts, tmp_path / "chats.jsonl", *sampled)
     cut = sum(one.finish == "length" for _, one in decoded)
     left = len(written(tmp_path / "chats.jsonl"))
     lost = len(decoded) - cut - left
-    assert cut and left and lost and len(decoded) == 8 * len(QUESTIONS)
+    assert cut and left and lost and len(decoded) == 8 * len(QUESTIONS) == len({one.seed for one, _ in decoded})
+    said = [turns[0]["content"] for turns in written(tmp_path / "chats.jsonl")]
+    assert said == sorted(said, key=QUESTIONS.index), "in the order of the prompts"
     assert f"{left} answers" in done.stdout and f"{cut} cut at --max-new-tokens" in done.stdout
     assert f"{lost} that chat data cannot hold" in done.stdout
-    assert "1 to prompts longer than the 136 tokens" in done.stdout
+    assert "8 to prompts longer than the 136 tokens" in done.stdout
     decoded.clear()
-    kept = distill(model, prompts, tmp_path / "chats.jsonl", "--temperature", "2", "--keep-cut")
+    kept = distill(model, prompts, tmp_path / "chats.jsonl", *sampled, "--keep-cut")
     assert kept.exit_code == 0 and not decoded, "what was cut is in the log"
     assert left < len(written(tmp_path / "chats.jsonl")) <= left + cut
 

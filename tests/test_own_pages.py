@@ -28,17 +28,7 @@ from marsbench.statistics.decisions import Verdict
 from marsbench.statistics.intervals import Answers
 from marsbench.studies import gains, longer, regime
 from marsbench.studies.gains import MEASURED, cross_fitted, fastest_within
-from marsbench.studies.real_model import (
-    AR,
-    AR_OF_MARS,
-    BASE,
-    GRID_NAMES,
-    GROUPS,
-    IN_BF16,
-    OUTSIDERS,
-    PLAN,
-    STUDY,
-)
+from marsbench.studies.real_model import AR, AR_OF_MARS, BASE, GRID_NAMES, GROUPS, IN_BF16, OUTSIDERS, PLAN, STUDY
 
 # ---- choosing a threshold -------------------------------------------------------------------------------------------
 N = 200  # questions; a point of a half is one of them

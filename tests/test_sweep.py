@@ -407,6 +407,10 @@ def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> N
     """Guards against exports that lose rows or fields, and against a failed row that hides a finished one."""
     file = Workspace(swept, "micro").store
     rows = [row for row in read_rows(file) if isinstance(row, SweepRow)]
+    slow = [replace(row, seconds=[99 * lap for lap in row.seconds]) for row in rows]
+    (tmp_path / "slow.jsonl").write_text(rows_text(slow))
+    compared = invoke("results", str(file), "--against", str(tmp_path / "slow.jsonl")).output
+    assert re.search(r"\n0 of [1-9]\d* cells agree", compared), compared
     failed = replace(rows[0], status="failed", seconds=[])
     (tmp_path / "other.jsonl").write_text(rows_text([failed]))
     whole = merged([file, tmp_path / "other.jsonl"])
@@ -429,6 +433,7 @@ def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> N
     [
         ("plan --sweep --scale micro", "32 cells"),
         ("results STORE --where batch_size=4", "speculative"),
+        ("results STORE --where method=mars --against STORE", "cells agree"),
         ("tune --scale micro --output OUTPUT --batch-size 2 --prompts 6 --positions 8", "at batch size 2"),
     ],
 )

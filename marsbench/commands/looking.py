@@ -85,9 +85,7 @@ def gpu_window(
 _LISTS = ("scales", "stages", "methods", "benchmarks", "tables")
 
 
-def list_(
-    what: Annotated[str, typer.Argument(help="scales, stages, methods, benchmarks or tables.")] = "all",
-) -> None:
+def list_(what: Annotated[str, typer.Argument(help="scales, stages, methods, benchmarks or tables.")] = "all") -> None:
     """List scales, training stages, decoding methods, benchmarks and tables."""
     check_known("list", what, [*_LISTS, "all"])
     for name in _LISTS if what == "all" else [what]:

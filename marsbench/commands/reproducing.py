@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,13 +11,15 @@ from marsbench.errors import UserError
 from marsbench.methods import Decoding
 from marsbench.presets import scales_with_chat_data
 
+if TYPE_CHECKING:
+    from marsbench.rows.kinds import Row
+
 
 @shared.starts("scale", "train_all", "checkpoint")
 def plan(
     start: shared.Start,
     table: Annotated[
-        str | None,
-        typer.Option(help="Number in the paper, name in `marsbench list tables`, or all [default: 2]."),
+        str | None, typer.Option(help="Number in the paper, name in `marsbench list tables`, or all [default: 2].")
     ] = None,
     sweep: Annotated[bool, typer.Option("--sweep", help="Plan `marsbench sweep` instead of a table.")] = False,
     grid: shared.GridFile = None,
@@ -164,15 +166,20 @@ def results(
     files: Annotated[list[Path], typer.Argument(help="Files or folders of rows: results/mini/sweep.jsonl.")],
     where: Annotated[list[str] | None, typer.Option(help="Rows with FIELD=VALUE (method=mars); repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the rows to FILE.csv or FILE.jsonl.")] = None,
+    against: Annotated[Path | None, typer.Option(help="Rows of another run of a sweep: do both agree?")] = None,
 ) -> None:
     """Merge rows of several files, filter them, and export them for other tools.
 
     If several files hold a cell, its last finished row counts. Nested fields have names like `options.threshold` and
-    `provenance.commit`. Without --out, the command prints a summary.
+    `provenance.commit`. Without --out, the command prints a summary. With --against, it compares the speed-ups of two
+    runs of a sweep: they agree where their intervals overlap.
     """
     from marsbench.findings.export import export, matching, merged
 
     rows = matching(merged(files), where or [])
+    if against is not None:
+        _compare(rows, merged([against]), against)
+        return
     if out is not None:
         typer.echo(f"wrote {len(rows):,} rows to {export(rows, out)}")
         return
@@ -186,6 +193,22 @@ def results(
         size, started = str(getattr(row, "batch_size", "")), str(row.provenance.get("started", ""))
         lines.append((row.key, row.kind, row.scale, ", ".join(filter(None, what)), size, row.status, started))
     shared.print_table(f"{len(rows):,} rows", heads, lines)
+
+
+def _compare(first: "list[Row]", second: "list[Row]", against: Path) -> None:
+    from marsbench.findings.sweep import SweepCells, agreement, printed_ratio
+
+    cells = agreement(SweepCells.of(first), SweepCells.of(second))
+    if not cells:
+        fix = "give the rows of two sweeps of one grid, such as results/mini/sweep.jsonl"
+        raise UserError("the two have no cell of a sweep in common", where=str(against), fix=fix)
+    lines, agreed = [], 0
+    for (name, size), pair in cells.items():
+        overlap = max(ratio.interval.low for ratio in pair) <= min(ratio.interval.high for ratio in pair)
+        lines.append((name, f"{size}", *map(printed_ratio, pair), "yes" if overlap else "no"))
+        agreed += overlap
+    shared.print_table("speed-up over ar", ("contender", "batch size", "first", "second", "agree"), lines)
+    typer.echo(f"{agreed:,} of {len(cells):,} cells agree: their intervals overlap")
 
 
 @shared.starts("whose", "adapter", "stage", "block_size", "data_dir", "scale", "seed", "output")

@@ -43,6 +43,7 @@ def distill(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum new tokens per answer, EOS included.")] = 256,
     keep_cut: Annotated[bool, typer.Option("--keep-cut", help="Keep cut answers (they teach to stop early).")] = False,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt, with a --temperature.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling; every answer derives its own.")] = 0,
     batch_size: BatchSize = None,
 ) -> None:
@@ -52,10 +53,9 @@ def distill(
 
         marsbench train mars --scale 0.5b --base YOUR_MODEL --chat-data CHATS.jsonl
 
-    A prompt is a question, or a conversation whose last answer is replaced, so any chat data works. With --temperature,
-    a prompt on several lines gets a different answer for each. Without prompts, --self-asked 10000 samples users' turns
-    from the model, into OUT.prompts. Cut answers, empty answers and prompts too long for the context are left out and
-    counted.
+    A prompt is a question, or a conversation whose last answer is replaced, so any chat data works. With --temperature
+    and --samples 4, each prompt gets four answers. Without prompts, --self-asked 10000 samples users' turns from the
+    model, into OUT.prompts. Cut answers, empty answers and prompts too long for the context are left out and counted.
 
     After an interruption, the same command goes on, also with another method or batch size or a larger --limit. For
     other changes, give another --out.
@@ -68,6 +68,8 @@ def distill(
         lossless = ", ".join(name for name, info in METHODS.items() if info.lossless)
         what = f"method {method!r} may write what the model itself would not"
         raise UserError(what, fix=f"choose among {lossless}")
+    if samples > 1 and not temperature:
+        raise UserError("greedy answers to a prompt are all the same", fix="give a --temperature, such as 0.7")
     if (prompts is None) == (self_asked is None):
         raise UserError("prompts come from a file or from the model", fix="give either --prompts or --self-asked")
     shared.use_packing(decoding.pack)
@@ -87,6 +89,7 @@ def distill(
     answering = Answering.by(decoding, loaded, draft, reporter, batch_size)
     if self_asked is not None:
         asked = read_prompts(asked_by(answering, self_asked, source, reporter, seed=seed))
+    asked, limit = [turns for turns in asked for _ in range(samples)], limit and samples * limit
     distiller = Distiller(answering, reporter, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     _, counts = distiller.distill(asked, source, out, limit=limit, keep_cut=keep_cut)
     typer.echo(f"wrote {out}: {counts}")
@@ -174,9 +177,7 @@ def training_speed(
         typer.echo(measured(checkpoints.recipe(TrainedStage.of(stage)), steps).in_words())
 
 
-def fetch(
-    model: Annotated[str, typer.Argument(help="smollm2-135m, smollm2-135m-hub or smollm2-135m-gguf.")],
-) -> None:
+def fetch(model: Annotated[str, typer.Argument(help="smollm2-135m, smollm2-135m-hub or smollm2-135m-gguf.")]) -> None:
     """Download a real model that a laptop can run, once. Prints its folder, a plain checkpoint.
 
     smollm2-135m is SmolLM2-135M-Instruct (Apache-2.0). It comes from the Hugging Face hub (smollm2-135m-hub). Without

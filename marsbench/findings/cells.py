@@ -11,14 +11,7 @@ from marsbench.running.plans import TablePlan
 from marsbench.world import modelled_on
 
 # The six benchmarks in the paper's order, and its column heads.
-BENCHMARKS: dict[str, str] = {
-    "ifeval": "IFEval",
-    "bbh": "BBH",
-    "mmlu_pro": "MMLU-Pro",
-    "gpqa": "GPQA",
-    "gsm8k": "GSM8K",
-    "humaneval": "HumanEval",
-}
+BENCHMARKS = dict(ifeval="IFEval", bbh="BBH", mmlu_pro="MMLU-Pro", gpqa="GPQA", gsm8k="GSM8K", humaneval="HumanEval")
 
 AR_OBJECTIVE, MARS_OBJECTIVE = "ar", "mars"  # keys of StepCostRow.seconds
 

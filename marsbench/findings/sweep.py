@@ -146,6 +146,12 @@ def speed_ratio(row: SweepRow, other: SweepRow) -> Estimate | None:
     return median_ratio(mine, theirs) if mine and len(mine) == len(theirs) else None
 
 
+def agreement(first: SweepCells, second: SweepCells) -> dict[tuple[str, int], tuple[Estimate, Estimate]]:
+    """Contender and batch size -> its speed-up in both of two sweeps; without `ar` itself, which is 1 in both."""
+    pairs = {place: (speed_up(row), speed_up(second.done.get(place))) for place, row in first.done.items()}
+    return {place: (one, other) for place, (one, other) in pairs.items() if one and other and place[0] != "ar"}
+
+
 def over_prompts(row: SweepRow, other: SweepRow, *, ended: bool = False) -> Estimate | None:
     """Tokens per second of a contender over those of another, of one request at a time, by the clock of one lap.
 

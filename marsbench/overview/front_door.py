@@ -9,7 +9,6 @@ from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import machines, plus_minus, with_interval
 from marsbench.findings.sweep import SweepCells, printed_ratio, speed_up
 from marsbench.gpu_check.page import Steps, steps_at
-from marsbench.paper import published
 from marsbench.presets import DEFAULT_SCALE
 from marsbench.rendering import claims_in_words as said
 from marsbench.rendering.figures import Labelled, exactly, labelled_figure
@@ -20,8 +19,10 @@ from marsbench.studies import longer
 from marsbench.studies import mars_on_gpu as on_gpu
 from marsbench.studies.curves import numbers as more_steps
 from marsbench.studies.gains import in_brief as rivals
+from marsbench.studies.lines import BATCH_SIZES
 from marsbench.studies.real_model import in_brief
 from marsbench.studies.speedup import same_as_sft
+from marsbench.studies.speedup.speed_claims import published5
 
 BEGIN, END = "<!-- rendered by marsbench report: begin -->", "<!-- rendered by marsbench report: end -->"
 SPEED, REAL = "speedup", "135m"  # a study; the scale of the real model
@@ -137,10 +138,7 @@ def _estimate(steps: Steps) -> dict[str, str]:
 
 def _papers() -> dict[int, float]:
     """Batch size -> the published speed of MARS with its cache over AR decoding with a cache, at 7B."""
-    table5 = {
-        batch: published("5", method="mars_block_cache", metric="speedup", batch_size=batch) for batch in (4, 8, 16)
-    }
-    return {batch: max(row.value for row in rows) for batch, rows in table5.items()}
+    return {batch: max(published5(batch).values()) for batch in BATCH_SIZES}
 
 
 def _keys(values: Iterable[int]) -> str:

@@ -24,8 +24,7 @@ def reproduce_page(name: str, run: Run, executor: Executor, *, quick: bool = Fal
     study = study_of(name)
     if study.plan and study.plan.seed not in (None, run.seed):
         raise UserError(
-            f"{study.name} chooses between lines on its own training seed",
-            fix=f"give --seed {study.plan.seed}",
+            f"{study.name} chooses between lines on its own training seed", fix=f"give --seed {study.plan.seed}"
         )
     made = carry_out([study], run, executor, quick=quick)
     return _write_page(study, run, made[study.key], quick=quick)

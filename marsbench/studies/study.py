@@ -17,15 +17,7 @@ from marsbench.rendering.claims_in_words import numbers_of, page_claims
 from marsbench.rendering.figures import Drawing
 from marsbench.rendering.markdown import filled, folded, paragraphs
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, numbers_table, reasons
-from marsbench.rendering.sections import (
-    Sections,
-    about,
-    command,
-    deviations,
-    facts_section,
-    title,
-    words,
-)
+from marsbench.rendering.sections import Sections, about, command, deviations, facts_section, title, words
 from marsbench.rendering.sessions import session_of
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
