@@ -198,16 +198,9 @@ class Answer:
 
 @torch.no_grad()
 def decode(
-    model: Model,
-    prompt: Sequence[int],
-    *,
-    mask_id: int,
-    eos_id: int,
-    block_size: int = 4,
-    threshold: float | None = 0.95,
-    metric: Metric = "probability",
-    max_new_tokens: int = 256,
-) -> Answer:
+    model: Model, prompt: Sequence[int], *, mask_id: int, eos_id: int, block_size: int = 4,
+    threshold: float | None = 0.95, metric: Metric = "probability", max_new_tokens: int = 256,
+) -> Answer:  # fmt: skip
     """Greedy decoding with a sliding window of B candidates.
 
     The first comes from the last token of the text: it is the AR prediction, and always accepted. Candidate j comes
@@ -257,17 +250,9 @@ def chained(head: Head, group: Tensor, before: int) -> Tensor:
 
 @torch.no_grad()
 def decode_verified(
-    model: Model,
-    prompt: Sequence[int],
-    *,
-    mask_id: int,
-    eos_id: int,
-    block_size: int = 4,
-    threshold: float | None = None,
-    metric: Metric = "probability",
-    max_new_tokens: int = 256,
-    head: Head | None = None,
-) -> Answer:
+    model: Model, prompt: Sequence[int], *, mask_id: int, eos_id: int, block_size: int = 4,
+    threshold: float | None = None, metric: Metric = "probability", max_new_tokens: int = 256, head: Head | None = None,
+) -> Answer:  # fmt: skip
     """Masks draft, and the model's own next-token predictions verify: the tokens of AR, up to B per forward.
 
     Attention is causal and no token sees a mask, so the logits at a draft are AR's as long as all drafts before it are

@@ -13,29 +13,13 @@ from marsbench.files import PACKAGE
 # The rooms of the package, and the modules beside them, from the ground floor up. What stands on one floor knows those
 # of all lower floors, and neither its neighbours nor anything above. `__init__` is what `import marsbench` gives.
 FLOORS = (
-    ("errors", "reference"),
-    ("files", "hub", "json_lines", "keys", "locks", "progress", "provenance"),
-    ("presets", "paper", "world", "statistics", "executors", "fetching"),
-    ("forward",),
-    ("training",),
-    ("decoding", "line"),
-    ("compiled", "methods", "lm_eval_plugin"),
-    ("answering",),
-    ("evaluation",),
-    ("show", "distilling", "transformers_generate", "doctor"),
-    ("__init__",),
-    ("rows",),
-    ("running",),
-    ("racing",),
-    ("findings", "serving"),
-    ("rendering",),
-    ("adapting",),
-    ("studies", "gpu_check"),
-    ("overview",),
-    ("commands",),
-    ("cli",),
-    ("__main__",),
-)
+    ("errors", "reference"), ("files", "hub", "json_lines", "keys", "locks", "progress", "provenance"),
+    ("presets", "paper", "world", "statistics", "executors", "fetching"), ("forward",), ("training",),
+    ("decoding", "line"), ("compiled", "methods", "lm_eval_plugin"), ("answering",), ("evaluation",),
+    ("show", "distilling", "transformers_generate", "doctor"), ("__init__",), ("rows",), ("running",), ("racing",),
+    ("findings", "serving"), ("rendering",), ("adapting",), ("studies", "gpu_check"), ("overview",), ("commands",),
+    ("cli",), ("__main__",),
+)  # fmt: skip
 MOST_FILES = 20  # of one folder
 LONGEST = 50  # lines of a function, without its signature and its docstring
 

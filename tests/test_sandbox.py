@@ -29,14 +29,7 @@ import wget
 
 from marsbench.errors import UserError
 from marsbench.evaluation import humaneval
-from marsbench.evaluation.humaneval import (
-    LOCAL_FILE,
-    Problem,
-    load_problems,
-    pass_at_1,
-    run_completions,
-    score_programs,
-)
+from marsbench.evaluation.humaneval import Problem, load_problems, pass_at_1, run_completions, score_programs
 from marsbench.evaluation.sandbox import Program, Reason, Recording, record_outputs, run_programs
 
 PASSED = "passed"
@@ -490,7 +483,7 @@ def corrupt(solution: str, entry_point: str) -> str:
 
 def test_reference_solutions_pass_and_corrupted_ones_fail(data_dir: Path) -> None:
     """Guards against evalplus 0.3.1, which fails all for HumanEval/32, and against prompts that differ (115)."""
-    docs, records = read_docs(data_dir), lines_of(data_dir / LOCAL_FILE)
+    docs, records = read_docs(data_dir), lines_of(data_dir / humaneval.LOCAL_FILE)
     solutions = [record["canonical_solution"] for record in records]
     wrong = [corrupt(solution, doc["entry_point"]) for solution, doc in zip(solutions, docs, strict=True)]
     assert len(docs) == (4 if data_dir == FIXTURE else 164)
@@ -534,7 +527,7 @@ def test_completions_by_hand() -> None:
     assert scores == ["passed", "passed", "timeout"]
 
 
-RECORDS = lines_of(FIXTURE / LOCAL_FILE)
+RECORDS = lines_of(FIXTURE / humaneval.LOCAL_FILE)
 FIRST, SECOND = (json.dumps(record) + "\n" for record in RECORDS[:2])
 BROKEN = {
     "missing column": (FIRST + json.dumps({"task_id": "HumanEval/3"}) + "\n", "prompt(.|\n)*line 2"),
@@ -550,11 +543,11 @@ BROKEN = {
 def test_broken_data_is_the_users_to_mend(tmp_path: Path, name: str) -> None:
     """Guards against broken data that is scored in part, or ends in a traceback."""
     content, message = BROKEN[name]
-    (tmp_path / LOCAL_FILE).parent.mkdir()
-    (tmp_path / LOCAL_FILE).write_text(content)
+    (tmp_path / humaneval.LOCAL_FILE).parent.mkdir()
+    (tmp_path / humaneval.LOCAL_FILE).write_text(content)
     with pytest.raises(UserError, match=message) as error:
         load_problems(tmp_path)
-    assert error.value.where.startswith(str(tmp_path / LOCAL_FILE))
+    assert error.value.where.startswith(str(tmp_path / humaneval.LOCAL_FILE))
 
 
 def test_what_cannot_be_scored_is_the_users_to_mend(tmp_path: Path) -> None:
@@ -578,5 +571,5 @@ def test_without_a_folder_evalplus_finds_the_data(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(evalplus.data.utils, "CACHE_DIR", str(tmp_path))
     with pytest.raises(UserError, match=r"cannot be downloaded(.|\n)*no network"):
         load_problems()
-    monkeypatch.setattr(evalplus.data.humaneval, "HUMANEVAL_OVERRIDE_PATH", str(FIXTURE / LOCAL_FILE))
+    monkeypatch.setattr(evalplus.data.humaneval, "HUMANEVAL_OVERRIDE_PATH", str(FIXTURE / humaneval.LOCAL_FILE))
     assert load_problems() == PROBLEMS

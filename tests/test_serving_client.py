@@ -202,8 +202,7 @@ Message = MutableMapping[str, Any]
 class Events:
     """A stream of events that notes when it is closed."""
 
-    def __init__(self) -> None:
-        self.closed = False
+    closed = False
 
     async def __call__(self) -> AsyncGenerator[bytes, None]:
         try:
@@ -236,7 +235,7 @@ def test_a_client_that_goes_away_ends_the_work() -> None:
         finally:
             worked.append("ended")
 
-    asyncio.run(asyncio.wait_for(EventStream(events())({"type": "http"}, gone, send), 5))
+    asyncio.run(asyncio.wait_for(EventStream(events(), 0)({"type": "http"}, gone, send), 5))
     assert events.closed
     with pytest.raises(ClientDisconnect):
         asyncio.run(until_gone(gone, work()))
@@ -272,7 +271,7 @@ def test_an_error_has_a_status_of_its_own_until_something_is_sent(after: bool) -
     async def send(message: Message) -> None:
         sent.append(message)
 
-    work = EventStream(events())({"type": "http"}, silent, send)
+    work = EventStream(events(), 0)({"type": "http"}, silent, send)
     if after:
         asyncio.run(work)
         assert b"gone" in sent[-2]["body"] and sent[-1]["more_body"] is False
@@ -280,3 +279,27 @@ def test_an_error_has_a_status_of_its_own_until_something_is_sent(after: bool) -
         with pytest.raises(ApiError, match="gone"):
             asyncio.run(work)
         assert sent == []
+
+
+def test_a_silent_stream_says_that_it_is_alive() -> None:
+    """Guards against streams that a proxy cuts, a second head, and pings inside an event or behind the end."""
+    sent, data = list[Message](), [b"data: 1\n\n", b"data: 2\n\n"]
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        for body in data:
+            await asyncio.sleep(0.2)
+            yield body
+
+    async def send(message: Message) -> None:
+        await asyncio.sleep(0)
+        sent.append(message)
+
+    async def streamed() -> None:
+        await EventStream(events(), 0.05)({"type": "http"}, silent, send)
+        await asyncio.sleep(0.1)
+
+    asyncio.run(streamed())
+    assert [message["type"].rpartition(".")[2] for message in sent] == ["start", *["body"] * (len(sent) - 1)]
+    bodies = [message["body"] for message in sent[1:]]
+    assert bodies[0] == b": ping\n\n" and [*filter(bodies[0].__ne__, bodies)] == [*data, b""]
+    assert sent[-2]["more_body"] and not sent[-1]["more_body"]

@@ -409,8 +409,8 @@ def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> N
     rows = [row for row in read_rows(file) if isinstance(row, SweepRow)]
     slow = [replace(row, seconds=[99 * lap for lap in row.seconds]) for row in rows]
     (tmp_path / "slow.jsonl").write_text(rows_text(slow))
-    compared = invoke("results", str(file), "--against", str(tmp_path / "slow.jsonl")).output
-    assert re.search(r"\n0 of [1-9]\d* cells agree", compared), compared
+    typed = "results", str(file), "--against", str(tmp_path / "slow.jsonl")
+    assert re.search(r"\n0 of [1-9]\d* cells agree", invoke(*typed).output)
     failed = replace(rows[0], status="failed", seconds=[])
     (tmp_path / "other.jsonl").write_text(rows_text([failed]))
     whole = merged([file, tmp_path / "other.jsonl"])

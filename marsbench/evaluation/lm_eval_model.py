@@ -87,14 +87,9 @@ class MarsbenchLM(GeneratingLM):
     """A checkpoint and a decoding method; every process of `accelerate launch` answers its share of the questions."""
 
     def __init__(
-        self,
-        pretrained: str | None = None,
-        adapter: str | None = None,
-        batch_size: int | str = ROWS,
-        max_batch_size: int | None = None,
-        device: str | None = None,
-        **options: Any,
-    ) -> None:
+        self, pretrained: str | None = None, adapter: str | None = None, batch_size: int | str = ROWS,
+        max_batch_size: int | None = None, device: str | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         """Load a checkpoint; `options` are fields of `Decoding`. Without CUDA, or in several processes, we choose."""
         super().__init__()
         options = {name: value for name, given in options.items() if (value := _value(given)) is not None}

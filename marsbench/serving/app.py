@@ -88,7 +88,7 @@ class Routes:
         body.check()
         completion = Completion(self._answers, body)
         if body.stream:
-            return EventStream(completion.events())
+            return EventStream(completion.events(), self._engine.settings.ping)
         return JSONResponse(await until_gone(request.receive, completion.whole()))
 
     def _check_model(self, name: str | None) -> None:

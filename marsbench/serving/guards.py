@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hmac
 import re
+import time
 import uuid
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
@@ -45,32 +46,49 @@ def answer(error: ApiError) -> JSONResponse:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events, written as they come; before the first, an error still has a status of its own."""
+    """Server-sent events, written as they come; before anything is, an error still has a status of its own.
+
+    After `ping_s` seconds of silence a comment goes out, because proxies cut silent streams.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None], ping_s: float) -> None:
         super().__init__(events, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        self._events = events
+        self._events, self._ping_s, self._writing = events, ping_s, asyncio.Lock()
+        self._begun, self._wrote_at = False, time.monotonic()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(ClientDisconnect):  # an answer that is not complete: the connection is closed
-            await until_gone(receive, self._write(send))
+        pings = asyncio.ensure_future(self._ping(send))
+        try:
+            with suppress(ClientDisconnect):  # an answer that is not complete: the connection is closed
+                await until_gone(receive, self._write_all(send))
+        finally:
+            pings.cancel()
 
-    async def _write(self, send: Send) -> None:
-        begun = False
+    async def _write_all(self, send: Send) -> None:
         async with aclosing(self._events) as events:
             try:
                 async for body in events:
-                    if not begun:
-                        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                    begun = True
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                    await self._write(send, body)
             except ApiError as error:
-                if not begun:
+                if not self._begun:
                     raise
-                await send({"type": "http.response.body", "body": event(error.envelope), "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await self._write(send, event(error.envelope))
+        await self._write(send, b"", more=False)
+
+    async def _write(self, send: Send, body: bytes, *, more: bool = True) -> None:
+        async with self._writing:
+            begun, self._begun, self._wrote_at = self._begun, True, time.monotonic()
+            if not begun:
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+    async def _ping(self, send: Send) -> None:
+        while self._ping_s:
+            await asyncio.sleep(max(0.0, self._wrote_at + self._ping_s - time.monotonic()))
+            if time.monotonic() >= self._wrote_at + self._ping_s:
+                await self._write(send, b": ping\n\n")
 
 
 class Guard:

@@ -127,6 +127,7 @@ class Settings:
     max_body: int = option("Maximum bytes of a request's body.", 4 * 2**20, least=1)
     max_connections: int = option("Maximum connections at once; more get 503.", 1024, least=1)
     read_timeout: float = option("Maximum seconds for a body to arrive.", 20.0, least=0)
+    ping: float = option("Seconds of silence after which a stream sends a comment; 0: never.", 15.0, least=0)
     deadline: float = option("Maximum seconds for an answer.", 3600.0, least=0)
     hang_timeout: float = option("Seconds without a sign from a busy engine until it restarts.", 120.0, least=0)
     drain: float = option("Seconds for running answers when the server stops.", 30.0, least=0)
