@@ -47,9 +47,7 @@ class Bar:
 def roughly(seconds: float) -> str:
     if seconds < 60:
         return "less than a minute"
-    if seconds < 90 * 60:
-        return f"about {seconds / 60:.0f} min"
-    return f"about {seconds / 3600:.1f} hours"
+    return f"about {seconds / 60:.0f} min" if seconds < 90 * 60 else f"about {seconds / 3600:.1f} hours"
 
 
 def is_first_process() -> bool:

@@ -130,6 +130,4 @@ def is_for(shape: Shape, sizes: Sequence[int]) -> bool:
 
 def spread(values: Tensor, real: Tensor | None, entries: int) -> Tensor:
     """Values [M, ...] of the real entries at their places among all `entries`, zeros at fillers."""
-    if real is None:
-        return values
-    return values.new_zeros(entries, *values.shape[1:]).index_copy_(0, real, values)
+    return values if real is None else values.new_zeros(entries, *values.shape[1:]).index_copy_(0, real, values)

@@ -79,6 +79,8 @@ def facts_section(rows: Sequence[Row], how: str) -> str:
         said = [origin.get(read) if isinstance(read, str) else read(origin) for origin in known]
         values = sorted({str(value) for value in said if value is not None} - {""})
         facts[name] = "; ".join(values) if len(values) <= 3 else f"{values[0]} and {len(values) - 1} others"
+    packages = {" ".join(package) for origin in known for package in (origin.get("versions") or {}).items()}
+    facts["versions"] = ", ".join(sorted(packages))
     facts["rows from uncommitted changes"] = f"{dirty} of {len(known)}" if dirty else ""
     facts["measured"] = " to ".join(dict.fromkeys([dates[0], dates[-1]])) if dates else ""
     lines = [[name, value] for name, value in facts.items() if value]
@@ -103,7 +105,6 @@ _FACTS: dict[str, str | Callable[[Mapping[str, Any]], str]] = {  # words -> a fi
     "waiting threads (`OMP_WAIT_POLICY`)": "wait_policy",
     "platform": "platform",
     "Python": "python",
-    "versions": lambda provenance: ", ".join(map(" ".join, sorted(dict(provenance.get("versions") or {}).items()))),
 }
 
 

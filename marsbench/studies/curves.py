@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from marsbench.findings.between_lines import emits, more_accurate
+from marsbench.findings.between_lines import emits, emits_more, more_accurate
 from marsbench.findings.cells import BENCHMARKS, Cells, latest_cells, latest_stages
 from marsbench.findings.in_words import machines, plus_minus
 from marsbench.findings.seeds import BySeed
@@ -18,16 +18,14 @@ from marsbench.statistics.intervals import Estimate
 from marsbench.studies.lines import AR_SFT, mars, mars_name, short
 from marsbench.studies.study import Study
 
-SCALES_OWN = "shipped base, gentle rate"  # the recipe of the tables
 CURVES: dict[str, tuple[str, ...]] = {  # words -> the endings of its stages, by steps
-    SCALES_OWN: ("", "_2x_data", "_4x_data", "_8x_data"),
+    "shipped base, gentle rate": ("", "_2x_data", "_4x_data", "_8x_data"),
     "shipped base, ten times the rate": ("_hard_sft", "_hard_4x_data"),
     "base without conversations, gentle rate": ("_of_text_base", "_of_text_base_4x_data"),
     "base without conversations, ten times the rate": ("_of_text_base_hard", "_of_text_base_hard_4x_data"),
 }
-SIZES = "short bases of three sizes, gentle rate"
-_TEACHING = "base without conversations, gentle rate"
-_TAUGHT = CURVES[_TEACHING][0]
+SIZES = "short bases, gentle rate"
+SCALES_OWN, _FAST, _TEACHING, _ = CURVES  # the first is the recipe of the tables
 _POINTS = {**CURVES, SIZES: ("_of_small_base", "_of_medium_base", "_of_large_base")}
 _BASES = {name: "text_base" if "without" in name else "base" for name in CURVES}  # what each curve begins with
 _SUREST, *_THRESHOLDS = 0.99, 0.95, 0.9, 0.8  # the first for curves from the shipped base alone
@@ -100,41 +98,42 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
 
 
 def _outcomes(rows: Sequence[Row]) -> str:
-    """For each curve: what AR SFT adds to its base, the steps by the rule, and changes of accuracy."""
+    """For each curve, at its last point: what AR SFT adds to its base, MARS to AR SFT; and the steps by the rule."""
     lines = []
     for curve, base in _BASES.items():
-        if steps := [*_places(rows, curve)]:
-            first, last = steps[0], steps[-1]
-            ends = (_AR + last, base), (_ONE + last, _AR + last), (_PAPERS + last, _AR + last)
-            moves = [(way + last, way + first) for way in (_AR, _ONE, _PAPERS)] if first != last else []
-            said = [more_accurate(PLAN, *pair).of(rows).number for pair in (*ends, *moves)]
-            lines.append([curve, *said[:3], settled(rows, curve), *(said[3:] or [""] * 3)])
-    ways = "AR SFT", "MARS at one token", "MARS at tau = .95"
-    at_last = ["AR SFT minus its base", *[f"{way} minus AR SFT" for way in ways[1:]], "steps by the rule"]
-    return table(["points, last point", *at_last, *[f"{way}, last minus first" for way in ways]], lines)
+        if last := [*_places(rows, curve)][-1:]:
+            pairs = [(way + last[0], base if way == _AR else _AR + last[0]) for way in (_AR, _ONE, _PAPERS)]
+            lines.append([curve, *[more_accurate(PLAN, *pair).of(rows).number for pair in pairs], settled(rows, curve)])
+    heads = "AR SFT minus its base", "MARS at one token minus AR SFT", "MARS at tau = .95 minus AR SFT"
+    return table(["last point of", *heads, "steps by the rule"], lines)
 
 
 def numbers(rows: Sequence[Row]) -> dict[str, str]:
-    """By slot of a layout: what more steps change, what the most steps give, and what MARS costs where SFT teaches."""
-    steps = _places(rows, SCALES_OWN)
-    first, last = [*steps, ""][0], ["", *steps][-1]
-    claims = {"text_base": more_accurate(PLAN, _AR + _TAUGHT, _BASES[_TEACHING])}
+    """By slot of a layout: what more steps and a higher rate change, and what MARS costs at the most steps."""
+    steps, of_taught, of_fast = (_places(rows, curve) for curve in (SCALES_OWN, _TEACHING, _FAST))
+    first, last, taught = [*steps, ""][0], ["", *steps][-1], [CURVES[_TEACHING][0], *of_taught][-1]
+    alike = [(each, own) for each in of_fast for own in steps if of_fast[each] == steps[own]]  # with as many steps
+    fast, own = [("", ""), *alike][-1]
+    pairs = {"text_base": (_AR + taught, _BASES[_TEACHING]), "size": (f"{_AR}_of_large_base", f"{_AR}_of_medium_base")}
     for slot, way in {"ar": _AR, "one": _ONE, "level": _PAPERS}.items():
-        claims |= {
-            f"more_{slot}": more_accurate(PLAN, way + last, way + first),
-            f"longest_{slot}": more_accurate(PLAN, way + last, _AR + last),
-            f"text_base_{slot}": more_accurate(PLAN, way + _TAUGHT, _AR + _TAUGHT),
+        pairs |= {
+            f"more_{slot}": (way + last, way + first),
+            f"rate_{slot}": (way + fast, way + own),
+            f"longest_{slot}": (way + last, _AR + last),
+            f"text_base_{slot}": (way + taught, _AR + taught),
         }
+    claims = {slot: more_accurate(PLAN, *pair) for slot, pair in pairs.items()}
     claims["longest_tokens"] = emits(PLAN, _PAPERS + last, Bound())
-    _, middle, largest = _POINTS[SIZES]
-    claims["size"] = more_accurate(PLAN, _AR + largest, _AR + middle)
+    claims["rate_tokens"] = emits_more(PLAN, _PAPERS + fast, _PAPERS + own)
     found = {slot: claim.of(rows) for slot, claim in claims.items()}
-    known = [slot for slot, finding in found.items() if finding.estimate and (last or slot.startswith("text_base"))]
+    has = {"rate": bool(alike), "text": True}  # by the first letters of slots, whether their points are there
+    known = [slot for slot, finding in found.items() if finding.estimate and has.get(slot[:4], bool(last))]
     level, times = found["longest_level"].estimate, steps[last] // steps[first] if last else 0
+    at = dict(first=steps.get(first), longest=steps.get(last), taught=of_taught.get(taught), rate=steps.get(own))
     return {
         **{slot: found[slot].number if slot in known else "" for slot in found},
         **{f"by_{slot}": found[slot].by if slot in known else "" for slot in found},
-        **({slot: f"{steps[at]:,}" if last else "" for slot, at in (("first_steps", first), ("longest_steps", last))}),
+        **{f"{slot}_steps": f"{count:,}" if count else "" for slot, count in at.items()},
         "longest_times": f"{times or ''}",
         "longest_asked": f"{level.n:,}" if level else "",
         "steps_by_rule": settled(rows, SCALES_OWN),

@@ -60,9 +60,7 @@ _STRINGS = ["", "a", "hello", "Python", "abcdefghij", "Mars rover", "xyzzy"]
 def sample(rng: random.Random, level: Difficulty) -> Example:
     name = f"do_{rng.choice(SECOND_WORDS)}" if level.two_word_names else rng.choice(FUNCTIONS)
     argument = rng.choice(["x", "xs", "s"])
-    if argument == "xs":
-        return _on_list(rng, name)
-    return _chain(rng, name, argument, rng.choice(level.operations))
+    return _on_list(rng, name) if argument == "xs" else _chain(rng, name, argument, rng.choice(level.operations))
 
 
 def _chain(rng: random.Random, name: str, argument: str, count: int) -> Example:
