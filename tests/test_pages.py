@@ -148,7 +148,7 @@ CURVE_N = 300  # questions per benchmark
 ENDINGS = CURVES[SCALES_OWN]
 
 
-def points(*right: tuple[int, int]) -> list[Row]:
+def points(*right: tuple[int, int], asked: int = CURVE_N) -> list[Row]:
     """A curve: at each of its steps, so many of its questions right by AR SFT and by every line of MARS."""
     found = list[Row]()
     for place, (ending, (ar, mars)) in enumerate(zip(ENDINGS, right, strict=False)):
@@ -157,8 +157,8 @@ def points(*right: tuple[int, int]) -> list[Row]:
         for line in curves.PLAN.lines:
             if line.stage in (f"ar_sft{ending}", f"mars{ending}"):
                 count = ar if line.method == "ar" else mars
-                correct = [question < count for question in range(CURVE_N)]
-                found += [answered(line, name, correct, [120] * CURVE_N, [100] * CURVE_N) for name in BENCHMARKS]
+                correct = [question < count for question in range(asked)]
+                found += [answered(line, name, correct, [120] * asked, [100] * asked) for name in BENCHMARKS]
     return found
 
 
@@ -191,14 +191,7 @@ def test_a_page_of_some_points_says_that_it_is_in_part(tmp_path: Path) -> None:
 def test_a_page_of_a_seed_of_its_own_is_written(tmp_path: Path) -> None:
     """Guards against rows that are measured, and a command that ends in a KeyError where its page should be."""
     workspace = Workspace(tmp_path, "mini", f"seed{curves.PLAN.seed}")
-    lists = ("correct", "emitted", "forwards", "finished")  # of as many questions as the page asks
-    rows = [
-        replace(row, **{name: getattr(row, name)[: curves.QUESTIONS] for name in lists})
-        if isinstance(row, EvaluationRow)
-        else row
-        for row in points((200, 180), (201, 181))
-    ]
-    workspace.publish(curves.PLAN.key, rows)
+    workspace.publish(curves.PLAN.key, points((130, 120), (131, 121), asked=curves.QUESTIONS))
     assert "**In part:**" in write_study(curves.STUDY, workspace).read_text()
 
 

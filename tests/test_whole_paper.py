@@ -27,6 +27,7 @@ from marsbench.overview.pages import EXPLORE, whole_paper, write_whole_paper
 from marsbench.overview.work import executor_of
 from marsbench.paper import REFERENCE, Published, published
 from marsbench.presets import preset
+from marsbench.rendering.figures import line_on
 from marsbench.rendering.sessions import SESSIONS, session_of
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
 from marsbench.rows.workspace import Workspace
@@ -64,9 +65,13 @@ def test_seeds_are_pooled_question_by_question() -> None:
     assert {arm for arm, _ in cells} == {arm.name for arm in TABLE2.plan.lines} - {"mars", "base"}
 
 
-def test_a_claim_over_seeds_by_hand() -> None:
-    """Guards against an interval without training noise or beyond what accuracies differ by, and a lost verdict."""
+def test_a_claim_over_seeds_by_hand(tmp_path: Path) -> None:
+    """Guards against an interval without training noise or beyond 100 points, a lost verdict, a figure of one seed."""
     seeds = rows_of_seeds(3)
+    shares = [mean(latest_cells(rows)["mars", "bbh"].correct) for rows in seeds]
+    assert (drawn := line_on(seeds, TABLE2.plan, "mars", ["bbh"])) and drawn[1].value == pytest.approx(mean(shares))
+    figures = [TABLE2.draw(seeds[0], "mini", tmp_path, of)[0].read_bytes() for of in (None, dict(enumerate(seeds)))]
+    assert figures[0] != figures[1]
     values = [found.estimate.value for rows in seeds if (found := MATCHES.of(rows)).estimate]
     together, questions = MATCHES.over(seeds), MATCHES.of(pooled(seeds))
     assert together.estimate and questions.estimate

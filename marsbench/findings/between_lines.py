@@ -79,9 +79,9 @@ def lies_above(
     return _claim(plan, (*first, *second), _mean(advantage, 100), said, signed=True, **fields)
 
 
-def line_numbers(plan: TablePlan, line: str) -> tuple[Claim, Claim]:
+def line_numbers(plan: TablePlan, line: str, **only: Any) -> tuple[Claim, Claim]:
     """A line's accuracy in points and its tokens per forward pass, as claims without a bound."""
-    return _claim(plan, (line,), _mean(_right, 100), (), bound=Bound()), emits(plan, line, Bound())
+    return _claim(plan, (line,), _mean(_right, 100), (), bound=Bound(), **only), emits(plan, line, Bound(), **only)
 
 
 def _right(row: EvaluationRow) -> Estimate:

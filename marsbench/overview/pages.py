@@ -31,7 +31,7 @@ def write_page(parts: Parts, scale: str, reports_dir: Path) -> list[Path]:
     if parts[0][0].page == EXPLORE:
         return [reports_dir / f"{EXPLORE}.html"]  # one of the pages on the whole paper
     page = page_of(parts, scale).encode()
-    figures = [path for study, rows, _ in parts for path in study.draw(rows, scale, reports_dir)]
+    figures = [path for study, rows, seeds in parts for path in study.draw(rows, scale, reports_dir, seeds)]
     return [write_atomically(reports_dir / f"{parts[0][0].page}.md", page), *figures]
 
 

@@ -11,10 +11,11 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marsbench.files import write_atomically
-from marsbench.findings.between_lines import more_accurate
-from marsbench.findings.cells import Cells, columns, done_cells
+from marsbench.findings.between_lines import line_numbers, more_accurate
+from marsbench.findings.cells import columns, done_cells, latest_cells
+from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
-from marsbench.statistics.intervals import Estimate, Interval, mean_of_benchmarks
+from marsbench.statistics.intervals import Estimate, Interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,10 +26,11 @@ COLOURS = (
     "#999999", "#000000", "#56B4E9", "#E69F00", "#CC79A7", "#0072B2", "#D55E00", "#009E73", "#882255", "#332288",
     "#DDCC77", "#44AA99",
 )  # fmt: skip
+Seeds = Sequence[Sequence[Row]]  # the rows of a page, of each training seed
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*", "d", "<", ">", "p")  # told apart in black and white too
 FORMATS = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}  # metadata that could vary
 GROUP_WIDTH = 0.8  # of the room for one benchmark, or one line
-Drawing = Callable[[Cells, TablePlan, Path], list[Path]]  # writes a figure of a page; the path lacks the extension
+Drawing = Callable[[Seeds, TablePlan, Path], list[Path]]  # writes a figure of a page; the path lacks the extension
 _LETTERS, _LETTERS_BELOW = 60, 100  # of a name in one line, and below all panels of a figure
 
 
@@ -94,12 +96,12 @@ def labelled_figure(panels: Sequence[Labelled], path_stem: Path) -> list[Path]:
 def differences_figure(reference: str, *names: str) -> Drawing:
     """What draws paired differences of lines to one of them, in points: a panel per line, benchmark by benchmark."""
 
-    def draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-        rows, panels = list(cells.values()), []
+    def draw(seeds: Seeds, plan: TablePlan, path_stem: Path) -> list[Path]:
+        panels = []
         parts = {head: (name,) for name, head in columns(plan).items()} | {"Average": (*columns(plan),)}
         for line in plan.lines:
             claims = {words: more_accurate(plan, line.name, reference, only=of) for words, of in parts.items()}
-            effects = {words: gain for words, claim in claims.items() if (gain := claim.measure(rows).estimate)}
+            effects = {words: gain for words, claim in claims.items() if (gain := claim.over(seeds).estimate)}
             if line.name in names and effects:
                 panels.append(Labelled(f"{line.label}, points", {"": effects}, level=0.0))
         return labelled_figure(panels, path_stem) if panels else []
@@ -174,22 +176,25 @@ def panels_figure(panels: Sequence[Panel], path_stem: Path, *, across: int, x_la
         return save(figure, path_stem)
 
 
-def speed_panel(cells: Cells, title: str, lines: Mapping[str, Sequence[str]], benchmarks: Sequence[str]) -> Panel:
+def speed_panel(
+    seeds: Seeds, plan: TablePlan, title: str, lines: Mapping[str, Sequence[str]], benchmarks: Sequence[str]
+) -> Panel:
     """Accuracy against tokens per forward pass: per label, a curve through its lines that have all benchmarks."""
     curves = {
-        label: [point for name in names if (point := line_on(cells, name, benchmarks))]
+        label: [point for name in names if (point := line_on(seeds, plan, name, benchmarks))]
         for label, names in lines.items()
     }
-    _, reference = line_on(cells, "ar_sft", benchmarks) or (None, None)
+    _, reference = line_on(seeds, plan, "ar_sft", benchmarks) or (None, None)
     return Panel(title, curves, reference)
 
 
 def speed_figure(lines: Mapping[str, Sequence[str]]) -> Drawing:
     """What draws one such panel, over the benchmarks that the whole plan was measured on."""
 
-    def draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-        benchmarks = shared_benchmarks(cells, plan)
-        return panels_figure([speed_panel(cells, average_title(benchmarks), lines, benchmarks)], path_stem, across=1)
+    def draw(seeds: Seeds, plan: TablePlan, path_stem: Path) -> list[Path]:
+        benchmarks = shared_benchmarks(seeds, plan)
+        panel = speed_panel(seeds, plan, average_title(benchmarks), lines, benchmarks)
+        return panels_figure([panel], path_stem, across=1)
 
     return draw
 
@@ -198,18 +203,19 @@ def exactly(value: float) -> Estimate:
     return Estimate(value, Interval(value, value), 0)
 
 
-def line_on(cells: Cells, line: str, benchmarks: Sequence[str]) -> tuple[Estimate, Estimate] | None:
-    """Tokens per forward pass and accuracy of a line, benchmarks weighing the same; None unless it has them all."""
-    done = done_cells(cells, line)
-    rows = [done[name] for name in benchmarks if name in done]
-    if not rows or len(rows) < len(benchmarks):
+def line_on(seeds: Seeds, plan: TablePlan, line: str, benchmarks: Sequence[str]) -> tuple[Estimate, Estimate] | None:
+    """Tokens per forward pass and accuracy of a line, as its page's table has them; None without all benchmarks."""
+    if line not in {each.name for each in plan.lines}:
         return None
-    speeds, shares = [row.tokens_per_forward for row in rows], [row.accuracy for row in rows]
-    return mean_of_benchmarks(speeds), mean_of_benchmarks(shares)
+    accuracy, tokens = (claim.over(seeds) for claim in line_numbers(plan, line, only=benchmarks))
+    if accuracy.estimate is None or tokens.estimate is None or len(accuracy.measured.benchmarks) < len(benchmarks):
+        return None
+    return tokens.estimate, accuracy.estimate.times(0.01)
 
 
-def shared_benchmarks(cells: Cells, plan: TablePlan) -> list[str]:
+def shared_benchmarks(seeds: Seeds, plan: TablePlan) -> list[str]:
     """The benchmarks that every line was measured on, lines without any left aside."""
+    cells = latest_cells(seeds[0])
     measured = [done for line in plan.lines if (done := done_cells(cells, line.name))]
     return [name for name in columns(plan) if measured and all(name in done for done in measured)]
 

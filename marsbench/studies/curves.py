@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from marsbench.findings.between_lines import emits, emits_more, more_accurate
-from marsbench.findings.cells import BENCHMARKS, Cells, latest_cells, latest_stages
+from marsbench.findings.cells import BENCHMARKS, latest_stages
 from marsbench.findings.in_words import machines, plus_minus
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line, TrainedStage
@@ -84,7 +84,6 @@ def _places(rows: Sequence[Row], curve: str) -> dict[str, int]:
 
 
 def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
-    cells = latest_cells(rows)
     shown = {name: caption for name, caption in _FIGURES.items() if _drawn(rows, name)}
     return {
         **numbers(rows),
@@ -92,8 +91,8 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "figures": paragraphs(*[f"![{said}](figures/{PLAN.key}_{name}.png)" for name, said in shown.items()]),
         "captions": " ".join(f"{caption}." for caption in shown.values()),
         "machines": machines(rows),
-        "points": _table(rows, cells),
-        "missing": _missing(cells),
+        "points": _table(rows),
+        "missing": _missing(rows),
     }
 
 
@@ -140,18 +139,16 @@ def numbers(rows: Sequence[Row]) -> dict[str, str]:
     }
 
 
-def _points(rows: Sequence[Row], cells: Cells, curve: str) -> dict[str, dict[int, tuple[Estimate, Estimate]]]:
+def _points(rows: Sequence[Row], curve: str) -> dict[str, dict[int, tuple[Estimate, Estimate]]]:
     """Line without its ending -> steps or parameters -> tokens per forward pass and accuracy, if measured."""
-    places = _places(rows, curve).items()
-    return {
-        way: {x: at for ending, x in places if (at := line_on(cells, way + ending, list(BENCHMARKS)))} for way in _WAYS
-    }
+    places, names = _places(rows, curve).items(), list(BENCHMARKS)
+    return {way: {x: at for ending, x in places if (at := line_on([rows], PLAN, way + ending, names))} for way in _WAYS}
 
 
-def _table(rows: Sequence[Row], cells: Cells) -> str:
+def _table(rows: Sequence[Row]) -> str:
     lines = []
     for curve in _POINTS:
-        points = _points(rows, cells, curve)
+        points = _points(rows, curve)
         for place in _places(rows, curve).values():
             shown = []
             for way in _WAYS:
@@ -162,11 +159,12 @@ def _table(rows: Sequence[Row], cells: Cells) -> str:
     return table(["", *_WAYS.values()], lines)
 
 
-def _missing(cells: Cells) -> str:
+def _missing(rows: Sequence[Row]) -> str:
+    measured = {curve: _points(rows, curve) for curve in _POINTS}
     left = [
         curve
         for curve, endings in _POINTS.items()
-        if any(line_on(cells, way + ending, list(BENCHMARKS)) is None for ending in endings for way in _ways(curve))
+        if any(len(measured[curve][way]) < len(endings) for way in _ways(curve))
     ]
     return f" **In part:** some points are not measured of: {'; '.join(left)}." if left else ""
 
@@ -188,12 +186,11 @@ def _draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
 
 
 def _figure(rows: Sequence[Row], curves: Sequence[str], path_stem: Path) -> list[Path]:
-    cells = latest_cells(rows)
     with drawn_alike():
         figure = new_figure(max(5.0, 2.6 * len(curves)), 5.4)
         grid = figure.subplots(2, len(curves), squeeze=False, sharey="row", sharex="col")
         for (above, below), curve in zip(grid.T, curves, strict=True):
-            for place, (way, points) in enumerate(_points(rows, cells, curve).items()):
+            for place, (way, points) in enumerate(_points(rows, curve).items()):
                 for axes, part, factor in ((above, 1, 100.0), (below, 0, 1.0)):
                     values = [at[part] for at in points.values()] if part or way in _SEVERAL else []
                     axes.errorbar(

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marsbench.findings.between_lines import as_accurate, emits, emits_more
-from marsbench.findings.cells import BENCHMARKS, Cells, latest_cells
+from marsbench.findings.cells import BENCHMARKS, latest_cells
 from marsbench.findings.claims import Claim, Section
 from marsbench.findings.collection import RACED
 from marsbench.findings.in_words import with_interval
 from marsbench.findings.sweep import ALLOWED_LOSS, SweepCells, over_prompts, races_in_words
 from marsbench.line import Line
 from marsbench.racing.grid import COMPILED_AR, Grid
-from marsbench.rendering.figures import SPEED_AXIS, Labelled, labelled_figure, line_on, shared_benchmarks
+from marsbench.rendering.figures import SPEED_AXIS, Labelled, Seeds, labelled_figure, line_on, shared_benchmarks
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.running.plans import TablePlan
@@ -135,9 +135,9 @@ def _beats_rivals(line: Line, words: str, name: str, others: Iterable[str]) -> C
     )  # fmt: skip
 
 
-def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    benchmarks = shared_benchmarks(cells, plan)
-    shown = {line.label: point[0] for line in plan.lines if (point := line_on(cells, line.name, benchmarks))}
+def _draw(seeds: Seeds, plan: TablePlan, path_stem: Path) -> list[Path]:
+    benchmarks = shared_benchmarks(seeds, plan)
+    shown = {line.label: point[0] for line in plan.lines if (point := line_on(seeds, plan, line.name, benchmarks))}
     return labelled_figure([Labelled(SPEED_AXIS, {"": shown})], path_stem)
 
 

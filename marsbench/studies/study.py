@@ -94,7 +94,7 @@ class Study(Item):
     def parts(self, rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterable[str]:
         return self.sections(rows, scale, seeds)
 
-    def draw(self, rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
+    def draw(self, rows: Sequence[Row], scale: str, reports_dir: Path, seeds: BySeed | None = None) -> list[Path]:
         """Write the figures that its page shows, as PNG and SVG, below a folder, and return their paths."""
         return self.figures([row for row in rows if row.scale == scale], reports_dir)
 
@@ -154,9 +154,10 @@ class TablePage(Study):
         yield page_claims([claim for claim in self.claims if not missing & {*claim.lines}], seeds, scale)
         yield f"## {self.figure_title}" if self.figure_title else ""
         if self.figure:
-            drawn = [row for row in latest_cells(rows).values() if row.status == "done"]
+            drawn = [row for of in seeds.values() for row in latest_cells(of).values() if row.status == "done"]
             counts = " or ".join(map(str, sorted({len(row.correct) for row in drawn})))
-            of = f"Training seed {next(iter(seeds))}, {counts} questions per benchmark; {machines(drawn)}."
+            which = "All training seeds" if len(seeds) > 1 else f"Training seed {next(iter(seeds))}"
+            of = f"{which}, {counts} questions per benchmark; {machines(drawn)}."
             yield f"![{self.name}: {self.figure.replace('_', ' ')}]({self._stem}.png)"
             yield f"*{self.caption}. {of}*"
         yield numbers_table(plan, {seed: self.prepared(of_seed) for seed, of_seed in seeds.items()}, self.lines)
@@ -165,9 +166,11 @@ class TablePage(Study):
         how = command(session_of(self.key), scale)
         yield folded(facts_section(rows, how), deviations(rows, scale, self.deviations, common=not self.on))
 
-    def draw(self, rows: Sequence[Row], scale: str, reports_dir: Path) -> list[Path]:
-        cells = latest_cells(self.prepared([row for row in rows if row.scale == scale]))
-        return self.drawing(cells, self._shown(cells), reports_dir / self._stem) if self.drawing else []
+    def draw(self, rows: Sequence[Row], scale: str, reports_dir: Path, seeds: BySeed | None = None) -> list[Path]:
+        of_scale = [[row for row in of_seed if row.scale == scale] for of_seed in (seeds or {0: rows}).values()]
+        every = [self.prepared(of_seed) for of_seed in of_scale]
+        plan = self._shown(latest_cells(every[0]))
+        return self.drawing(every, plan, reports_dir / self._stem) if self.drawing else []
 
     def _shown(self, cells: Cells) -> TablePlan:
         run, plan = {name for name, _ in cells}, self.table or self.plan

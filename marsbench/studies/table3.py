@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from marsbench.findings.between_lines import as_accurate, emits_more, gains_more, more_accurate
-from marsbench.findings.cells import Cells
 from marsbench.findings.claims import Claim, Section
-from marsbench.rendering.figures import Panel, average_title, exactly, line_on, panels_figure, shared_benchmarks
+from marsbench.rendering.figures import Panel, Seeds, average_title, exactly, line_on, panels_figure, shared_benchmarks
 from marsbench.rendering.sections import ABLATIONS_DEVIATION
 from marsbench.running.plans import TablePlan
 from marsbench.studies.lines import ABLATIONS, ALIGNED, AR_SFT, BLOCK_SIZES, MARS_STAGES, mars, mars_name
@@ -49,13 +48,13 @@ def _claims() -> Iterator[Claim]:
     )  # fmt: skip
 
 
-def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
-    benchmarks = shared_benchmarks(cells, plan)
+def _draw(seeds: Seeds, plan: TablePlan, path_stem: Path) -> list[Path]:
+    benchmarks = shared_benchmarks(seeds, plan)
     curves = {}
     for stage, label in reversed(MARS_STAGES.items()):  # MARS first, as in the other figures
-        points = {size: line_on(cells, mars_name(stage, size), benchmarks) for size in BLOCK_SIZES}
+        points = {size: line_on(seeds, plan, mars_name(stage, size), benchmarks) for size in BLOCK_SIZES}
         curves[label] = [(exactly(size), point[1]) for size, point in points.items() if point]
-    _, reference = line_on(cells, "ar_sft", benchmarks) or (None, None)
+    _, reference = line_on(seeds, plan, "ar_sft", benchmarks) or (None, None)
     panel = Panel(average_title(benchmarks), curves, reference)
     return panels_figure([panel], path_stem, across=1, x_label="block size B")
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from marsbench.findings.between_lines import as_accurate, emits, emits_more, lies_above, more_accurate
-from marsbench.findings.cells import Cells, columns
+from marsbench.findings.cells import columns
 from marsbench.findings.claims import Claim, Section
 from marsbench.line import Line
 from marsbench.paper import published
-from marsbench.rendering.figures import panels_figure, speed_panel
+from marsbench.rendering.figures import Seeds, panels_figure, speed_panel
 from marsbench.rendering.sections import ABLATIONS_DEVIATION
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
@@ -56,14 +56,14 @@ def _higher(size: int, *said: str, **more: Any) -> Claim:
     return lies_above(PLAN, full, without, *said, section=FIGURE3, **more)
 
 
-def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+def _draw(seeds: Seeds, plan: TablePlan, path_stem: Path) -> list[Path]:
     panels, known = [], {line.name for line in plan.lines}
     for benchmark, title in columns(plan).items():
         for size in BLOCK_SIZES:
             # Colours go by place, so what one panel alone has comes last.
             shown = (*reversed(MARS_STAGES.items()), *HEADED_MARS.items())
             curves = {label: _by_threshold(stage, size) for stage, label in shown if mars_name(stage, size) in known}
-            panels.append(speed_panel(cells, f"{title}, B = {size}", curves, [benchmark]))
+            panels.append(speed_panel(seeds, plan, f"{title}, B = {size}", curves, [benchmark]))
     return panels_figure(panels, path_stem, across=len(BLOCK_SIZES))
 
 
@@ -196,8 +196,8 @@ FIGURE6 = TablePage(
         "Accuracy by tokens per forward pass, for each metric of confidence and threshold. Bars and the band of AR "
         "SFT are 95 % intervals"
     ),
-    drawing=lambda cells, plan, path_stem: panels_figure(
-        [speed_panel(cells, title, _CURVES, [name]) for name, title in columns(plan).items()], path_stem, across=2
+    drawing=lambda seeds, plan, path_stem: panels_figure(
+        [speed_panel(seeds, plan, title, _CURVES, [name]) for name, title in columns(plan).items()], path_stem, across=2
     ),
 )  # fmt: skip
 STUDIES = STUDY, TABLE4, FIGURE6

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from marsbench.findings.between_lines import emits, emits_more, more_accurate
-from marsbench.findings.cells import BENCHMARKS, PUBLISHED_SCALES, Cells, done_cells, latest_cells, published_average
+from marsbench.findings.cells import BENCHMARKS, PUBLISHED_SCALES, done_cells, latest_cells, published_average
 from marsbench.findings.claims import Claim, Finding, Measured, number
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line
 from marsbench.rendering.claims_in_words import tested
-from marsbench.rendering.figures import Labelled, labelled_figure, line_on, shared_benchmarks
+from marsbench.rendering.figures import Labelled, Seeds, labelled_figure, line_on, shared_benchmarks
 from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row
@@ -175,19 +175,19 @@ MAP_PLAN = TablePlan(
 )
 
 
-def _draw(cells: Cells, plan: TablePlan, path_stem: Path) -> list[Path]:
+def _draw(seeds: Seeds, plan: TablePlan, path_stem: Path) -> list[Path]:
     """By corner: what MARS loses at one token, what its ablation loses, and tokens per forward pass by block size."""
-    rows, benchmarks = list(cells.values()), shared_benchmarks(cells, plan)
+    benchmarks = shared_benchmarks(seeds, plan)
 
     def gained_over(other: str) -> dict[str, Estimate]:
         claims = {words: more_accurate(MAP_PLAN, _ONE + ending, other + ending) for ending, words in CORNERS.items()}
-        return {words: gain for words, claim in claims.items() if (gain := claim.measure(rows).estimate) is not None}
+        return {words: gain for words, claim in claims.items() if (gain := claim.over(seeds).estimate) is not None}
 
     speeds = {
         f"B = {size}": {
             words: line[0]
             for ending, words in CORNERS.items()
-            if (line := line_on(cells, mars_name("mars", size, _SURE) + ending, benchmarks))
+            if (line := line_on(seeds, MAP_PLAN, mars_name("mars", size, _SURE) + ending, benchmarks))
         }
         for size in BLOCK_SIZES
     }
