@@ -25,7 +25,7 @@ CURVES: dict[str, tuple[str, ...]] = {  # words -> the endings of its stages, by
     "base without conversations, ten times the rate": ("_of_text_base_hard", "_of_text_base_hard_4x_data"),
 }
 SIZES = "short bases, gentle rate"
-SCALES_OWN, _FAST, _TEACHING, _ = CURVES  # the first is the recipe of the tables
+SCALES_OWN, _FAST, _TEACHING, _BOTH = CURVES  # the first is the recipe of the tables
 _POINTS = {**CURVES, SIZES: ("_of_small_base", "_of_medium_base", "_of_large_base")}
 _BASES = {name: "text_base" if "without" in name else "base" for name in CURVES}  # what each curve begins with
 _SUREST, *_THRESHOLDS = 0.99, 0.95, 0.9, 0.8  # the first for curves from the shipped base alone
@@ -88,7 +88,7 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     return {
         **numbers(rows),
         "outcomes": _outcomes(rows),
-        "figures": paragraphs(*[f"![{said}](figures/{PLAN.key}_{name}.png)" for name, said in shown.items()]),
+        "figures": paragraphs(*[f"![Curves: {name}](figures/{PLAN.key}_{name}.png)" for name in shown]),
         "captions": " ".join(f"{caption}." for caption in shown.values()),
         "machines": machines(rows),
         "points": _table(rows),
@@ -108,31 +108,30 @@ def _outcomes(rows: Sequence[Row]) -> str:
 
 
 def numbers(rows: Sequence[Row]) -> dict[str, str]:
-    """By slot of a layout: what more steps and a higher rate change, and what MARS costs at the most steps."""
-    steps, of_taught, of_fast = (_places(rows, curve) for curve in (SCALES_OWN, _TEACHING, _FAST))
-    first, last, taught = [*steps, ""][0], ["", *steps][-1], [CURVES[_TEACHING][0], *of_taught][-1]
+    """By slot of a layout: what more steps and a higher rate change, and what MARS costs at the last points."""
+    steps, of_fast, of_taught, of_both = (_places(rows, curve) for curve in CURVES)
+    first, last = [*steps, ""][0], ["", *steps][-1]
+    taught, both = [CURVES[_TEACHING][0], *of_taught][-1], [CURVES[_BOTH][0], *of_both][-1]
     alike = [(each, own) for each in of_fast for own in steps if of_fast[each] == steps[own]]  # with as many steps
     fast, own = [("", ""), *alike][-1]
-    pairs = {"text_base": (_AR + taught, _BASES[_TEACHING]), "size": (f"{_AR}_of_large_base", f"{_AR}_of_medium_base")}
+    ends = {"longest": (last, "base"), "text_base": (taught, "text_base"), "both": (both, "text_base")}
+    pairs = {"size": (f"{_AR}_of_large_base", f"{_AR}_of_medium_base")}
     for slot, way in {"ar": _AR, "one": _ONE, "level": _PAPERS}.items():
-        pairs |= {
-            f"more_{slot}": (way + last, way + first),
-            f"rate_{slot}": (way + fast, way + own),
-            f"longest_{slot}": (way + last, _AR + last),
-            f"text_base_{slot}": (way + taught, _AR + taught),
-        }
+        pairs |= {f"more_{slot}": (way + last, way + first), f"rate_{slot}": (way + fast, way + own)}
+        pairs |= {f"{of}_{slot}": (way + end, base if way == _AR else _AR + end) for of, (end, base) in ends.items()}
     claims = {slot: more_accurate(PLAN, *pair) for slot, pair in pairs.items()}
-    claims["longest_tokens"] = emits(PLAN, _PAPERS + last, Bound())
+    claims |= {f"{of}_tokens": emits(PLAN, _PAPERS + end, Bound()) for of, (end, _) in ends.items()}
     claims["rate_tokens"] = emits_more(PLAN, _PAPERS + fast, _PAPERS + own)
     found = {slot: claim.of(rows) for slot, claim in claims.items()}
-    has = {"rate": bool(alike), "text": True}  # by the first letters of slots, whether their points are there
+    has = {"rate": bool(alike), "text": True, "both": True}  # by the first letters of slots: are their points there
     known = [slot for slot, finding in found.items() if finding.estimate and has.get(slot[:4], bool(last))]
     level, times = found["longest_level"].estimate, steps[last] // steps[first] if last else 0
-    at = dict(first=steps.get(first), longest=steps.get(last), taught=of_taught.get(taught), rate=steps.get(own))
+    at = {"first": first, "rate": own, **{of: end for of, (end, _) in ends.items()}}
+    trained = {**steps, **of_fast, **of_taught, **of_both}
     return {
         **{slot: found[slot].number if slot in known else "" for slot in found},
         **{f"by_{slot}": found[slot].by if slot in known else "" for slot in found},
-        **{f"{slot}_steps": f"{count:,}" if count else "" for slot, count in at.items()},
+        **{f"{slot}_steps": f"{trained[end]:,}" if end in trained else "" for slot, end in at.items()},
         "longest_times": f"{times or ''}",
         "longest_asked": f"{level.n:,}" if level else "",
         "steps_by_rule": settled(rows, SCALES_OWN),
