@@ -85,7 +85,7 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
         "fail": "; ".join(f"{each.claim.text} ({each.found})" for each in failed),
         **{slot: _shown(findings, *claim) for slot, claim in _SLOTS.items()},
         **_real(rows),
-        **_estimate(steps_at(root, "7b")),
+        **_estimate(steps_at(root, "7b"), rows),
         "cpu": "".join(map(in_brief, real.of("real-model")[:1])),
         "table": table(["", "the paper", "here [95 %]", "of"], [*_real_lines(rows), *_toy(findings)], text=range(4)),
         "figure": f"![{CAPTION}](reports/{STEM}.png)",
@@ -119,18 +119,20 @@ def _real(rows: Sequence[Row]) -> dict[str, str]:
     }
 
 
-def _estimate(steps: Steps) -> dict[str, str]:
+def _estimate(steps: Steps, rows: Sequence[Row]) -> dict[str, str]:
     """The estimated speed of MARS over AR decoding by requests at once, beside the paper's; "" for what is unknown."""
-    ratios, papers = {batch: steps.emitted["gsm8k"] / cost for batch, cost in steps.costs.items()}, _papers()
+    costs, tokens = steps.costs, on_gpu.CLAIMS[0].over([rows]).estimate  # tokens per pass of the real model
+    ratios, papers = {batch: steps.emitted["gsm8k"] / cost for batch, cost in costs.items()}, _papers()
     faster, slower = ([batch for batch, ratio in ratios.items() if (ratio > 1) == wins] for wins in (True, False))
     return {
         "faster_at": _keys(faster) or "no number of",
         "slower_at": f", no at {_keys(slower)}" if slower else "",
         "estimates": _values(ratios),
+        "real_estimates": _values({batch: tokens.value / cost for batch, cost in costs.items()}) if tokens else "",
         "estimated_at": _keys(ratios),
         "unmeasured": f", none between {max(faster)} and {min(slower)} requests" if faster and slower else "",
         **{"papers_speeds": _values(papers), "papers_at": _keys(papers)},
-        "step_costs": _values(steps.costs),
+        "step_costs": _values(costs),
         "papers_gsm8k": f"{steps.emitted['gsm8k']:.2f}" if ratios else "",
         "papers_mean": f"{steps.emitted['average']:.2f}" if ratios else "",
     }

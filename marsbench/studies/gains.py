@@ -254,7 +254,7 @@ def in_brief(rows: Sequence[Row]) -> str:
     first, second = (with_interval(speeds[words], 2) for words in (faster, slower))
     return (
         f"In the toy at batch 1, {faster} is {first} times as fast as AR decoding, {slower} {second} times (compiled; "
-        "each at the best of four settings; intervals over prompts)."
+        "each at the best of four settings, chosen on other prompts; intervals over prompts)."
     )
 
 

@@ -206,8 +206,8 @@ def in_brief(rows: Sequence[Row]) -> str:
             at = "".join(f" ({ratio.value:.2f} at batch {size})" for size, ratio in ratios)
             said.append(
                 f"Without MARS, but with SmolLM2-135M's answers unchanged, on two CPU cores, {dtype}: prompt lookup is "
-                f"{_over_ar(sweep, lookup)} times as fast as AR decoding at batch 1, the fastest line with our "
-                f"adapter {_over_ar(sweep, adapted)}{at}; {adapted.prompts} prompts."
+                f"{_over_ar(sweep, lookup)} times as fast as AR decoding at batch 1, the fastest setting with "
+                f"our adapter {_over_ar(sweep, adapted)}{at}; {adapted.prompts} prompts."
             )
     return "\n- ".join(said)
 
