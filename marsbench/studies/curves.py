@@ -123,8 +123,8 @@ def numbers(rows: Sequence[Row]) -> dict[str, str]:
     claims |= {f"{of}_tokens": emits(PLAN, _PAPERS + end, Bound()) for of, (end, _) in ends.items()}
     claims["rate_tokens"] = emits_more(PLAN, _PAPERS + fast, _PAPERS + own)
     found = {slot: claim.of(rows) for slot, claim in claims.items()}
-    has = {"rate": bool(alike), "text": True, "both": True}  # by the first letters of slots: are their points there
-    known = [slot for slot, finding in found.items() if finding.estimate and has.get(slot[:4], bool(last))]
+    # A point that is not there stands for the first one: a line is not compared with itself.
+    known = [slot for slot, claim in claims.items() if found[slot].estimate and len({*claim.lines}) == len(claim.lines)]
     level, times = found["longest_level"].estimate, steps[last] // steps[first] if last else 0
     at = {"first": first, "rate": own, **{of: end for of, (end, _) in ends.items()}}
     trained = {**steps, **of_fast, **of_taught, **of_both}

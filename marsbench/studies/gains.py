@@ -253,8 +253,8 @@ def in_brief(rows: Sequence[Row]) -> str:
     faster, slower = sorted((ours, best), key=lambda words: -speeds[words].value)
     first, second = (with_interval(speeds[words], 2) for words in (faster, slower))
     return (
-        f"In the toy at batch 1, {faster} is {first} times as fast as AR decoding, {slower} {second} times (compiled; "
-        "each at the best of four settings, chosen on other prompts; intervals over prompts)."
+        f"In the toy at batch 1, {faster} is {first} times as fast as AR decoding, {slower} {second} times "
+        "(another race, compiled; each at the best of four settings, chosen on other prompts; intervals over prompts)."
     )
 
 
