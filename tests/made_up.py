@@ -99,7 +99,7 @@ def stored(scale: str = "mini", seed: int = 0) -> Sequence[Row]:
 def page_rows(page: str, scale: str = "mini", seed: int = 0) -> list[Row]:
     """The committed rows that a page shows."""
     query = study_of(page).query
-    return query.of(stored(scale, seed if query.seed is None else query.seed))
+    return query.of(stored(scale, (*query.seeds, seed)[0]))
 
 
 def publish(root: Path, rows: Sequence[Row], page: str, scale: str = "mini", variant: str = "") -> Workspace:

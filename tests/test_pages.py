@@ -175,7 +175,7 @@ def points(*right: tuple[int, int], asked: int = CURVE_N) -> list[Row]:
 )
 def test_the_rule_names_the_steps_after_which_no_line_moves(right: tuple[tuple[int, int], ...], words: str) -> None:
     """Guards against a rule that looks at one line, or at the next point alone, or decides without points."""
-    assert settled(points(*right), SCALES_OWN) == words
+    assert settled([points(*right)], SCALES_OWN) == words
 
 
 def test_a_page_of_some_points_says_that_it_is_in_part(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_page_of_some_points_says_that_it_is_in_part(tmp_path: Path) -> None:
 
 def test_a_page_of_a_seed_of_its_own_is_written(tmp_path: Path) -> None:
     """Guards against rows that are measured, and a command that ends in a KeyError where its page should be."""
-    workspace = Workspace(tmp_path, "mini", f"seed{curves.PLAN.seed}")
+    workspace = Workspace(tmp_path, "mini", f"seed{curves.PLAN.seeds[0]}")
     workspace.publish(curves.PLAN.key, points((130, 120), (131, 121), asked=curves.QUESTIONS))
     assert "**In part:**" in write_study(curves.STUDY, workspace).read_text()
 

@@ -28,7 +28,7 @@ class Query:
     plans: tuple[TablePlan, ...]  # whose lines answer benchmarks
     stages: Callable[[Preset], Iterable[TrainedStage]]  # whose trainings it shows, with their parents'
     kinds: tuple[type[Row], ...]  # of its other rows; of races, those of its own grid
-    seed: int | None = None  # the training seed of its rows, where it chooses between lines; None = of any
+    seeds: tuple[int, ...] = ()  # the training seeds of its rows, where no other page has them; none = any
 
     def of(self, rows: Sequence[Row], asks: Asks | None = None) -> list[Row]:
         """Its rows: trainings, rows of its kinds, then answers in the order of its lines; of several, the best.
@@ -152,7 +152,8 @@ def collection_of(workspace: Workspace, pages: Pages) -> Collection:
         made = {seed: of_seed for seed, place in places.items() if (of_seed := _made_at(place, page)) is not None}
         if not made:
             continue
-        shown = {**places, **made} if query.seed is None else {0: replace(workspace, variant=f"seed{query.seed}")}
+        own = {seed: replace(workspace, variant=f"seed{seed}") for seed in query.seeds}
+        shown = own or {**places, **made}
         asks = {asked for place in shown.values() for asked in query.asks(stored(place))}
         found_at = {seed: query.of(stored(place), asks) for seed, place in shown.items()}
         rows[page] = {seed: of_seed for seed, of_seed in found_at.items() if seed in made or any_measured(of_seed)}
@@ -164,7 +165,7 @@ def collection_of(workspace: Workspace, pages: Pages) -> Collection:
 def alone(workspace: Workspace, pages: Pages) -> Collection:
     """The rows of one store, without those of other training seeds."""
     stored = _of_scale(workspace)
-    rows = {page: {0: pages[page].of(stored)} for page in workspace.pages if page in pages}
+    rows = {page: {(*pages[page].seeds, 0)[0]: pages[page].of(stored)} for page in workspace.pages if page in pages}
     return Collection(workspace.scale, rows, {})
 
 

@@ -76,7 +76,6 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
     generate, alike = speed_up(sweep.eager.done.get(("ar", 1)), "hf-generate"), same_as_sft(sweep)
     papers = [entry.findings[whole.scale] for entry in judged if entry.claim.papers]
     failed = [finding for finding in papers if said.verdict(finding, whole.scale).startswith("does not hold")]
-    curves = next(iter(whole.of("curves")), [])
     toys = [row for page in _RAN for rows in whole.of(page) for row in rows]
     where = {"The toy": machines(toys), "MARS on SmolLM2-135M": machines(rows)}
     slots = {
@@ -90,7 +89,7 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
         "table": table(["", "the paper", "here [95 %]", "of"], [*_real_lines(rows), *_toy(findings)], text=range(4)),
         "figure": f"![{CAPTION}](reports/{STEM}.png)",
         "paper_taught": said.published(findings[_TAUGHT].claim) if _TAUGHT in findings else "",
-        **{slot: number or "(not measured)" for slot, number in more_steps(curves).items()},
+        **{slot: number or "(not measured)" for slot, number in more_steps(whole.of("curves") or [[]]).items()},
         "same": "{} of {} answers equal those of the toy's AR SFT.".format(*alike) if alike else "",
         "generate": printed_ratio(generate, "n/a"),
         "rivals": "".join(map(rivals, whole.of("rivals")[:1])),

@@ -41,7 +41,7 @@ def parts_at(page: str, workspace: Workspace, collection: Collection) -> Parts:
     seeds = replace(workspace, variant="").seeds()
     own = next((seed for seed, place in seeds.items() if place == workspace), 0)
     for study in [study for study in studies_on(page) if study.key in made]:
-        seed = own if study.query.seed is None else 0  # a seed of its own is none of the page's
+        seed = (*study.query.seeds, own)[0]
         if seed in (shown := collection.shown_with(study.key, seed)):
             parts.append((study, shown[seed], shown))
     return parts

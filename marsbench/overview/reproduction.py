@@ -22,10 +22,9 @@ from marsbench.studies.study import Study
 def reproduce_page(name: str, run: Run, executor: Executor, *, quick: bool = False) -> Path:
     """Measure what a page lacks and write it, with its rows; `UserError` if there is no page of that name."""
     study = study_of(name)
-    if study.plan and study.plan.seed not in (None, run.seed):
-        raise UserError(
-            f"{study.name} chooses between lines on its own training seed", fix=f"give --seed {study.plan.seed}"
-        )
+    if (seeds := study.query.seeds) and run.seed not in seeds:
+        fix = f"give --seed {' or '.join(map(str, seeds))}"
+        raise UserError(f"{study.name} has training seeds of its own", fix=fix)
     made = carry_out([study], run, executor, quick=quick)
     return _write_page(study, run, made[study.key], quick=quick)
 

@@ -63,7 +63,7 @@ class TablePlan:
     questions: int | None = None  # of each benchmark; None = all
     figure: bool = False
     own: str = ""  # the name of a page of our own, which the paper has no table for
-    seed: int | None = None  # the training seed to measure it at, where it chooses between lines for other pages
+    seeds: tuple[int, ...] = ()  # the training seeds to measure it at, where no other page has them; none = any
 
     @property
     def name(self) -> str:

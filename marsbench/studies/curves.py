@@ -1,6 +1,7 @@
 """Curves: AR SFT and MARS by training steps, from two bases and at two rates, and by the size of the model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from marsbench.findings.between_lines import emits, emits_more, more_accurate
@@ -8,7 +9,8 @@ from marsbench.findings.cells import BENCHMARKS, latest_stages
 from marsbench.findings.in_words import machines, plus_minus
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line, TrainedStage
-from marsbench.rendering.figures import drawn_alike, error_bars, line_on, look, new_figure, save
+from marsbench.rendering.claims_in_words import counted
+from marsbench.rendering.figures import Seeds, drawn_alike, error_bars, line_on, look, new_figure, save
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row
@@ -27,7 +29,7 @@ CURVES: dict[str, tuple[str, ...]] = {  # words -> the endings of its stages, by
 SIZES = "short bases, gentle rate"
 SCALES_OWN, _FAST, _TEACHING, _BOTH = CURVES  # the first is the recipe of the tables
 _POINTS = {**CURVES, SIZES: ("_of_small_base", "_of_medium_base", "_of_large_base")}
-_BASES = {name: "text_base" if "without" in name else "base" for name in CURVES}  # what each curve begins with
+_OF = dict(zip(CURVES, ("longest", "fast", "text_base", "both"), strict=True))  # what slots call their last points
 _SUREST, *_THRESHOLDS = 0.99, 0.95, 0.9, 0.8  # the first for curves from the shipped base alone
 _WAYS = {  # line without its ending -> its words
     "ar_sft": "AR SFT",
@@ -52,103 +54,108 @@ def _lines() -> Iterator[Line]:
             yield from (line.of_another_stage(ending, words) for line in lines if line.name in _ways(words))
 
 
-PLAN = TablePlan("curves", "More training and other sizes", tuple(_lines()), questions=QUESTIONS, own="Curves", seed=6)
+PLAN = TablePlan(
+    "curves", "More training and other sizes", tuple(_lines()), questions=QUESTIONS, own="Curves", seeds=(6, 7, 8)
+)
 
 
-def _moves(rows: Sequence[Row], first: str, second: str) -> list[Estimate]:
+def _moves(seeds: Seeds, first: str, second: str) -> list[Estimate]:
     """The difference of AR SFT, and of MARS at one token, between two points of a curve, if measured."""
     claims = [more_accurate(PLAN, way + second, way + first) for way in (_AR, _ONE)]
-    return [finding.estimate for claim in claims if (finding := claim.of(rows)).estimate is not None]
+    return [finding.estimate for claim in claims if (finding := claim.over(seeds)).estimate is not None]
 
 
-def settled(rows: Sequence[Row], curve: str) -> str:
+def settled(seeds: Seeds, curve: str) -> str:
     """The steps after which accuracy at one token no longer changes significantly, for AR SFT and for MARS."""
-    steps = _places(rows, curve)
-    known = [ending for ending in steps if len(_moves(rows, ending, ending)) == len((_AR, _ONE))]
+    steps = _places(seeds, curve)
+    known = [ending for ending in steps if len(_moves(seeds, ending, ending)) == len((_AR, _ONE))]
     if len(known) < 2:
         return "not measured"
     for place, ending in enumerate(known[:-1]):
-        moves = [move for later in known[place + 1 :] for move in _moves(rows, ending, later)]
+        moves = [move for later in known[place + 1 :] for move in _moves(seeds, ending, later)]
         if all(move.interval.low <= 0 <= move.interval.high for move in moves):
             return f"{steps[ending]:,}"
     return f"more than {steps[known[-2]]:,}"
 
 
-def _places(rows: Sequence[Row], curve: str) -> dict[str, int]:
-    """Ending -> steps (for sizes: parameters), for the trained points of a curve."""
-    trained = latest_stages(rows)
+def _places(seeds: Seeds, curve: str) -> dict[str, int]:
+    """Ending -> steps (for sizes: parameters), for the trained points of a curve; the first seed has all of them."""
+    trained = latest_stages(seeds[0])
     points = {ending: trained.get(TrainedStage.of(f"mars{ending}")) for ending in _POINTS[curve]}
     return {
         ending: row.parameters if curve == SIZES else row.steps for ending, row in points.items() if row is not None
     }
 
 
-def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
-    shown = {name: caption for name, caption in _FIGURES.items() if _drawn(rows, name)}
+def _slots(rows: Sequence[Row], scale: str, by_seed: BySeed) -> dict[str, str]:
+    seeds = [*by_seed.values()]
+    shown, said = {name: caption for name, caption in _FIGURES.items() if _drawn(seeds, name)}, numbers(seeds)
     return {
-        **numbers(rows),
-        "outcomes": _outcomes(rows),
+        **said,
+        "outcomes": _outcomes(seeds, said),
         "figures": paragraphs(*[f"![Curves: {name}](figures/{PLAN.key}_{name}.png)" for name in shown]),
         "captions": " ".join(f"{caption}." for caption in shown.values()),
-        "machines": machines(rows),
-        "points": _table(rows),
-        "missing": _missing(rows),
+        "machines": machines([row for of_seed in seeds for row in of_seed]),
+        "points": _table(seeds),
+        "missing": _missing(seeds),
     }
 
 
-def _outcomes(rows: Sequence[Row]) -> str:
+def _outcomes(seeds: Seeds, said: Mapping[str, str]) -> str:
     """For each curve, at its last point: what AR SFT adds to its base, MARS to AR SFT; and the steps by the rule."""
-    lines = []
-    for curve, base in _BASES.items():
-        if last := [*_places(rows, curve)][-1:]:
-            pairs = [(way + last[0], base if way == _AR else _AR + last[0]) for way in (_AR, _ONE, _PAPERS)]
-            lines.append([curve, *[more_accurate(PLAN, *pair).of(rows).number for pair in pairs], settled(rows, curve)])
     heads = "AR SFT minus its base", "MARS at one token minus AR SFT", "MARS at tau = .95 minus AR SFT"
-    return table(["last point of", *heads, "steps by the rule"], lines)
+    lines = [
+        [curve, *[said[f"{of}_{slot}"] for slot in ("ar", "one", "level", "seeds")], settled(seeds, curve)]
+        for curve, of in _OF.items()
+        if _places(seeds, curve)
+    ]
+    return table(["last point of", *heads, "trained with", "steps by the rule"], lines)
 
 
-def numbers(rows: Sequence[Row]) -> dict[str, str]:
+def numbers(seeds: Seeds) -> dict[str, str]:
     """By slot of a layout: what more steps and a higher rate change, and what MARS costs at the last points."""
-    steps, of_fast, of_taught, of_both = (_places(rows, curve) for curve in CURVES)
-    first, last = [*steps, ""][0], ["", *steps][-1]
-    taught, both = [CURVES[_TEACHING][0], *of_taught][-1], [CURVES[_BOTH][0], *of_both][-1]
+    places = {of: _places(seeds, curve) for curve, of in _OF.items()}
+    ends = {of: [CURVES[curve][0], *places[of]][-1] for curve, of in _OF.items()}
+    bases = {of: "text_base" if "without" in curve else "base" for curve, of in _OF.items()}
+    steps, of_fast = places["longest"], places["fast"]
+    first, last = [*steps, ""][0], ends["longest"]
     alike = [(each, own) for each in of_fast for own in steps if of_fast[each] == steps[own]]  # with as many steps
     fast, own = [("", ""), *alike][-1]
-    ends = {"longest": (last, "base"), "text_base": (taught, "text_base"), "both": (both, "text_base")}
     pairs = {"size": (f"{_AR}_of_large_base", f"{_AR}_of_medium_base")}
     for slot, way in {"ar": _AR, "one": _ONE, "level": _PAPERS}.items():
         pairs |= {f"more_{slot}": (way + last, way + first), f"rate_{slot}": (way + fast, way + own)}
-        pairs |= {f"{of}_{slot}": (way + end, base if way == _AR else _AR + end) for of, (end, base) in ends.items()}
+        pairs |= {f"{of}_{slot}": (way + end, bases[of] if way == _AR else _AR + end) for of, end in ends.items()}
     claims = {slot: more_accurate(PLAN, *pair) for slot, pair in pairs.items()}
-    claims |= {f"{of}_tokens": emits(PLAN, _PAPERS + end, Bound()) for of, (end, _) in ends.items()}
+    claims |= {f"{of}_tokens": emits(PLAN, _PAPERS + end, Bound()) for of, end in ends.items()}
     claims["rate_tokens"] = emits_more(PLAN, _PAPERS + fast, _PAPERS + own)
-    found = {slot: claim.of(rows) for slot, claim in claims.items()}
+    found = {slot: claim.over(seeds) for slot, claim in claims.items()}
     # A point that is not there stands for the first one: a line is not compared with itself.
     known = [slot for slot, claim in claims.items() if found[slot].estimate and len({*claim.lines}) == len(claim.lines)]
-    level, times = found["longest_level"].estimate, steps[last] // steps[first] if last else 0
-    at = {"first": first, "rate": own, **{of: end for of, (end, _) in ends.items()}}
-    trained = {**steps, **of_fast, **of_taught, **of_both}
+    times = steps[last] // steps[first] if last else 0
+    asked = {of: counted(found[f"{of}_level"]).partition("; ") for of in ends}
+    trained, at = dict(chain(*[of.items() for of in places.values()])), {"first": first, "rate": own, **ends}
     return {
         **{slot: found[slot].number if slot in known else "" for slot in found},
         **{f"by_{slot}": found[slot].by if slot in known else "" for slot in found},
         **{f"{slot}_steps": f"{trained[end]:,}" if end in trained else "" for slot, end in at.items()},
+        **{f"{of}_asked": questions for of, (questions, _, _) in asked.items()},
+        **{f"{of}_seeds": said for of, (_, _, said) in asked.items()},
         "longest_times": f"{times or ''}",
-        "longest_asked": f"{level.n:,}" if level else "",
-        "steps_by_rule": settled(rows, SCALES_OWN),
+        "steps_by_rule": settled(seeds, SCALES_OWN),
     }
 
 
-def _points(rows: Sequence[Row], curve: str) -> dict[str, dict[int, tuple[Estimate, Estimate]]]:
+def _points(seeds: Seeds, curve: str) -> dict[str, dict[int, tuple[Estimate, Estimate]]]:
     """Line without its ending -> steps or parameters -> tokens per forward pass and accuracy, if measured."""
-    places, names = _places(rows, curve).items(), list(BENCHMARKS)
-    return {way: {x: at for ending, x in places if (at := line_on([rows], PLAN, way + ending, names))} for way in _WAYS}
+    places, names = _places(seeds, curve).items(), list(BENCHMARKS)
+    return {way: {x: at for ending, x in places if (at := line_on(seeds, PLAN, way + ending, names))} for way in _WAYS}
 
 
-def _table(rows: Sequence[Row]) -> str:
+def _table(seeds: Seeds) -> str:
     lines = []
     for curve in _POINTS:
-        points = _points(rows, curve)
-        for place in _places(rows, curve).values():
+        points = _points(seeds, curve)
+        for place in _places(seeds, curve).values():
             shown = []
             for way in _WAYS:
                 speed, accuracy = points[way].get(place, (None, None))
@@ -158,8 +165,8 @@ def _table(rows: Sequence[Row]) -> str:
     return table(["", *_WAYS.values()], lines)
 
 
-def _missing(rows: Sequence[Row]) -> str:
-    measured = {curve: _points(rows, curve) for curve in _POINTS}
+def _missing(seeds: Seeds) -> str:
+    measured = {curve: _points(seeds, curve) for curve in _POINTS}
     left = [
         curve
         for curve, endings in _POINTS.items()
@@ -174,22 +181,22 @@ _FIGURES = {
 }
 
 
-def _drawn(rows: Sequence[Row], name: str) -> list[str]:
-    return [curve for curve in _POINTS if (curve == SIZES) == (name == "sizes") and _places(rows, curve)]
+def _drawn(seeds: Seeds, name: str) -> list[str]:
+    return [curve for curve in _POINTS if (curve == SIZES) == (name == "sizes") and _places(seeds, curve)]
 
 
-def _draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
-    drawn = {name: curves for name in _FIGURES if (curves := _drawn(rows, name))}
+def _draw(seeds: Seeds, reports_dir: Path) -> list[Path]:
+    drawn = {name: curves for name in _FIGURES if (curves := _drawn(seeds, name))}
     stem = f"figures/{PLAN.key}_"
-    return [path for name, curves in drawn.items() for path in _figure(rows, curves, reports_dir / f"{stem}{name}")]
+    return [path for name, curves in drawn.items() for path in _figure(seeds, curves, reports_dir / f"{stem}{name}")]
 
 
-def _figure(rows: Sequence[Row], curves: Sequence[str], path_stem: Path) -> list[Path]:
+def _figure(seeds: Seeds, curves: Sequence[str], path_stem: Path) -> list[Path]:
     with drawn_alike():
         figure = new_figure(max(5.0, 2.6 * len(curves)), 5.4)
         grid = figure.subplots(2, len(curves), squeeze=False, sharey="row", sharex="col")
         for (above, below), curve in zip(grid.T, curves, strict=True):
-            for place, (way, points) in enumerate(_points(rows, curve).items()):
+            for place, (way, points) in enumerate(_points(seeds, curve).items()):
                 for axes, part, factor in ((above, 1, 100.0), (below, 0, 1.0)):
                     values = [at[part] for at in points.values()] if part or way in _SEVERAL else []
                     axes.errorbar(
@@ -199,7 +206,7 @@ def _figure(rows: Sequence[Row], curves: Sequence[str], path_stem: Path) -> list
                     )  # fmt: skip
                     axes.grid(color="0.9", linewidth=0.6)
                     axes.spines[["top", "right"]].set_visible(False)
-            marks = [*_places(rows, curve).values()]
+            marks = [*_places(seeds, curve).values()]
             above.set_title(curve.replace(", ", ",\n"), fontsize=8)
             below.set_xscale("log", base=2)
             below.set_xlabel("parameters" if curve == SIZES else "training steps")

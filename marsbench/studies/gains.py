@@ -300,7 +300,7 @@ TRIED = TablePage(
             _drafted("draft_ar_sft_hard", ", draft at the adapter's rate"),
         ),
         own="Rivals",
-        seed=5,  # no other page has it, so no verdict depends on the choice
+        seeds=(5,),  # no other page has it, so no verdict depends on the choice
     ),
     measure=_race,
     kinds=RACED,

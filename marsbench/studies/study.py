@@ -14,7 +14,7 @@ from marsbench.findings.seeds import BySeed
 from marsbench.line import TrainedStage
 from marsbench.presets import Preset
 from marsbench.rendering.claims_in_words import numbers_of, page_claims
-from marsbench.rendering.figures import Drawing
+from marsbench.rendering.figures import Drawing, Seeds
 from marsbench.rendering.markdown import filled, folded, paragraphs
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, numbers_table, reasons
 from marsbench.rendering.sections import Sections, about, command, deviations, facts_section, title, words
@@ -51,7 +51,7 @@ class Study(Item):
     leads: bool = False  # whether it comes first there
 
     sections: Sections = lambda rows, scale, seeds: ()  # of its page
-    figures: Callable[[Sequence[Row], Path], list[Path]] = lambda rows, folder: []  # writes them below a folder
+    figures: Callable[[Seeds, Path], list[Path]] = lambda seeds, folder: []  # writes them below a folder
     measure: "Callable[[Run], list[Row]] | None" = None  # makes its rows other than answers and those of its grid
     kinds: tuple[type[Row], ...] = ()  # what those rows are
     also: tuple[TablePlan, ...] = ()  # further lines that answer benchmarks
@@ -96,7 +96,11 @@ class Study(Item):
 
     def draw(self, rows: Sequence[Row], scale: str, reports_dir: Path, seeds: BySeed | None = None) -> list[Path]:
         """Write the figures that its page shows, as PNG and SVG, below a folder, and return their paths."""
-        return self.figures([row for row in rows if row.scale == scale], reports_dir)
+        every = (seeds or {0: rows}).values()
+        return self.drawn([[row for row in of_seed if row.scale == scale] for of_seed in every], reports_dir)
+
+    def drawn(self, seeds: Seeds, reports_dir: Path) -> list[Path]:
+        return self.figures(seeds, reports_dir)
 
     @property
     def plans(self) -> tuple[TablePlan, ...]:
@@ -104,8 +108,8 @@ class Study(Item):
 
     @property
     def query(self) -> Query:
-        seed = self.plan.seed if self.plan else None
-        return Query(self.key, self.plans, self.shows, (*self.kinds, *(RACED if self.grid else ())), seed)
+        seeds = self.plan.seeds if self.plan else ()
+        return Query(self.key, self.plans, self.shows, (*self.kinds, *(RACED if self.grid else ())), seeds)
 
     def shows(self, scale: Preset, quick: bool = False) -> list[TrainedStage]:
         """The checkpoints of its lines, each once; `quick` is for what races a grid."""
@@ -166,9 +170,8 @@ class TablePage(Study):
         how = command(session_of(self.key), scale)
         yield folded(facts_section(rows, how), deviations(rows, scale, self.deviations, common=not self.on))
 
-    def draw(self, rows: Sequence[Row], scale: str, reports_dir: Path, seeds: BySeed | None = None) -> list[Path]:
-        of_scale = [[row for row in of_seed if row.scale == scale] for of_seed in (seeds or {0: rows}).values()]
-        every = [self.prepared(of_seed) for of_seed in of_scale]
+    def drawn(self, seeds: Seeds, reports_dir: Path) -> list[Path]:
+        every = [self.prepared(of_seed) for of_seed in seeds]
         plan = self._shown(latest_cells(every[0]))
         return self.drawing(every, plan, reports_dir / self._stem) if self.drawing else []
 

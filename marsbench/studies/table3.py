@@ -25,7 +25,7 @@ PLAN_ALIGNED = TablePlan(
     (AR_SFT, *[mars(stage, size) for size in (BLOCK_SIZES[0], BLOCK_SIZES[-1]) for stage in ALIGNED]),
     questions=200,
     own="Alignment",
-    seed=6,
+    seeds=(6,),
 )
 
 
@@ -110,7 +110,7 @@ PLAN_LONG = TablePlan(
     tuple(line.of_another_stage(_ENDING, "4 times as long") for line in _LINES_LONG),
     questions=200,
     own="Blocks",
-    seed=6,
+    seeds=(6,),
 )
 
 

@@ -21,7 +21,7 @@ from marsbench.methods import METHODS
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
 from marsbench.racing.grid import Grid
 from marsbench.rendering.claims_in_words import page_claims
-from marsbench.rendering.figures import Labelled, labelled_figure
+from marsbench.rendering.figures import Labelled, Seeds, labelled_figure
 from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row, SweepRow
@@ -185,9 +185,9 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     }
 
 
-def draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
+def draw(seeds: Seeds, reports_dir: Path) -> list[Path]:
     """Draws absolute tokens per second, so that types of weights can be compared, too."""
-    sweeps, _ = _races(rows)
+    sweeps, _ = _races(seeds[0])
     series = defaultdict[str, dict[str, Estimate]](dict)
     for (name, size), row in [each for sweep in sweeps.values() for each in sweep.done.items() if each[0][0] != A_A]:
         speed = ratio_of_totals([sum(row.emitted)] * len(row.seconds), row.seconds)

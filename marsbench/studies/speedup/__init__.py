@@ -12,7 +12,7 @@ from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR, read_grid, shipped_grid
 from marsbench.racing.position_law import law_of
 from marsbench.rendering.claims_in_words import numbers_of, page_claims
-from marsbench.rendering.figures import Labelled, labelled_figure
+from marsbench.rendering.figures import Labelled, Seeds, labelled_figure
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
@@ -129,8 +129,8 @@ def _steps(rows: Sequence[Row]) -> str:
     return table(["positions in a step", *map(str, shown)], [costs])
 
 
-def _draw(rows: Sequence[Row], reports_dir: Path) -> list[Path]:
-    sweep = SweepCells.of(rows)
+def _draw(seeds: Seeds, reports_dir: Path) -> list[Path]:
+    sweep = SweepCells.of(seeds[0])
     series = defaultdict[str, dict[str, Estimate]](dict)
     for size in sweep.batch_sizes:
         for name, row in _best_of_each_method(sweep, size).items():
