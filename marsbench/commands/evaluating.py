@@ -54,11 +54,8 @@ def eval_(
         run.exam(name)
     results = []
     with full_disk_explained(run.workspace.runs):
-        draft, loaded, cells = (
-            shared.load_draft(decoding, run.reporter),
-            start.loaded(run, decoding.dtype),
-            CellRunner(run),
-        )
+        draft, loaded = shared.load_draft(decoding, run.reporter), start.loaded(run, decoding.dtype)
+        cells = CellRunner(run)
         for name in names:
             row = cells.cell(Asked(line, name, None), loaded, draft)
             results.append(_as_plain(row, run.workspace.answers(row.key)))

@@ -131,7 +131,6 @@ def numbers(seeds: Seeds) -> dict[str, str]:
     found = {slot: claim.over(seeds) for slot, claim in claims.items()}
     # A point that is not there stands for the first one: a line is not compared with itself.
     known = [slot for slot, claim in claims.items() if found[slot].estimate and len({*claim.lines}) == len(claim.lines)]
-    times = steps[last] // steps[first] if last else 0
     asked = {of: counted(found[f"{of}_level"]).partition("; ") for of in ends}
     trained, at = dict(chain(*[of.items() for of in places.values()])), {"first": first, "rate": own, **ends}
     return {
@@ -140,7 +139,7 @@ def numbers(seeds: Seeds) -> dict[str, str]:
         **{f"{slot}_steps": f"{trained[end]:,}" if end in trained else "" for slot, end in at.items()},
         **{f"{of}_asked": questions for of, (questions, _, _) in asked.items()},
         **{f"{of}_seeds": said for of, (_, _, said) in asked.items()},
-        "longest_times": f"{times or ''}",
+        "longest_times": f"{steps[last] // steps[first]}" if last else "",
         "steps_by_rule": settled(seeds, SCALES_OWN),
     }
 
@@ -166,12 +165,8 @@ def _table(seeds: Seeds) -> str:
 
 
 def _missing(seeds: Seeds) -> str:
-    measured = {curve: _points(seeds, curve) for curve in _POINTS}
-    left = [
-        curve
-        for curve, endings in _POINTS.items()
-        if any(len(measured[curve][way]) < len(endings) for way in _ways(curve))
-    ]
+    least = {curve: min(len(_points(seeds, curve)[way]) for way in _ways(curve)) for curve in _POINTS}
+    left = [curve for curve, count in least.items() if count < len(_POINTS[curve])]
     return f" **In part:** some points are not measured of: {'; '.join(left)}." if left else ""
 
 
