@@ -41,9 +41,9 @@ def parts_at(page: str, workspace: Workspace, collection: Collection) -> Parts:
     seeds = replace(workspace, variant="").seeds()
     own = next((seed for seed, place in seeds.items() if place == workspace), 0)
     for study in [study for study in studies_on(page) if study.key in made]:
-        seed = (*study.query.seeds, own)[0]
-        if seed in (shown := collection.shown_with(study.key, seed)):
-            parts.append((study, shown[seed], shown))
+        shown = collection.shown_with(study.key, own)
+        if own in shown or (study.query.seeds and shown):
+            parts.append((study, next(iter(shown.values())), shown))
     return parts
 
 
