@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,8 @@ def golden() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def golden_models() -> dict[str, PreTrainedModel]:
     """The checkpoints that the vectors were recorded on: `ar` and `mars`."""
-    return {
-        name: AutoModelForCausalLM.from_pretrained(GOLDEN / name, dtype=torch.float32).eval() for name in ("ar", "mars")
-    }
+    read = partial(AutoModelForCausalLM.from_pretrained, dtype=torch.float32)
+    return {name: read(GOLDEN / name).eval() for name in ("ar", "mars")}
 
 
 def shared(factory: pytest.TempPathFactory, name: str) -> Path:

@@ -128,9 +128,8 @@ def test_a_run_says_once_what_it_leaves_out(
     said = io.StringIO()
     run = Run(preset("micro"), Workspace(micro_checkpoints.parent.parent.parent, "micro"), reporter=Reporter())
     monkeypatch.setattr(run.reporter, "_console", Console(file=said))
-    monkeypatch.setattr(
-        "marsbench.answering.left_out_in_words", lambda name, model: "it asks for repetition_penalty 1.1"
-    )
+    asks = "it asks for repetition_penalty 1.1"
+    monkeypatch.setattr("marsbench.answering.left_out_in_words", lambda name, model: asks)
     for _ in range(2):
         Checkpoints(run).load(TrainedStage.of("mars"))
     assert said.getvalue().count("repetition_penalty 1.1") == 1

@@ -340,6 +340,7 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "eval: no draft model": ([*EVAL, "--method", "speculative"], "draft"),
     "eval: no heads": ([*EVAL, "--method", "medusa"], "heads"),
     "eval: no such checkpoint": ([*EVAL, "--checkpoint", "./nowhere"], "no such checkpoint"),
+    "eval: no such policy": ([*EVAL, "--existing", "perhaps"], "rerun"),
     "eval: no such scale": ([*EVAL, "--scale", "huge"], "mini"),
     "eval: window of nothing": ([*EVAL, "--method", "mars-verified", "--window", "0"], "--window"),
     "eval: no tokens": ([*EVAL, "--max-new-tokens", "0"], "--max-new-tokens"),

@@ -71,9 +71,8 @@ def test_tasks_are_shared_out_races_run_alone_and_failures_are_heard(two: Cluste
     assert found["race0"].value == found["race1"].value == []
     nodes = {found[f"task{number}"].node for number in range(6)}
     assert len(nodes) > 1 and all(nodes)
-    assert (
-        found["bad"].error is not None and found["bad"].error.what == "the bad one failed: ValueError: it does not work"
-    )
+    error = found["bad"].error
+    assert error is not None and error.what == "the bad one failed: ValueError: it does not work"
     assert "this one: its process was lost 5 times" in found["told"].value[0]
     assert len([*(tmp_path / "dies").glob("try*")]) == 5
     assert log_of(tmp_path / "logs", "bad").read_text().count("Traceback") == 1
@@ -94,9 +93,8 @@ def test_what_a_lost_node_did_is_done_elsewhere(simulated: Simulated, tmp_path: 
 
         def lose() -> None:
             where = wait_for(tmp_path / "running", 300)
-            simulated.remove_node(
-                next(node for node in nodes if where.endswith(node.node_id[:8])), allow_graceful=False
-            )
+            lost = next(node for node in nodes if where.endswith(node.node_id[:8]))
+            simulated.remove_node(lost, allow_graceful=False)
 
         losing = Thread(target=lose)
         losing.start()

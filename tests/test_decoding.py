@@ -35,9 +35,8 @@ def run(
     threshold: float | None = None, temperature: float = 0.0, meter: Meter | None = None, **options: Any,
 ) -> list[Generation]:  # fmt: skip
     """Decode prompts with a method of the registry; prompt i samples with seed i."""
-    requests = [
-        Request(prompt, limit, threshold, temperature=temperature, seed=row) for row, prompt in enumerate(prompts)
-    ]
+    drawn = {"threshold": threshold, "temperature": temperature}
+    requests = [Request(prompt, limit, seed=row, **drawn) for row, prompt in enumerate(prompts)]
     chosen = build_method(method, Options(**{"mask_id": MASK, **options}))
     size = 1 if METHODS[method].one_row else batch_size
     return decode(model, chosen, requests, eos_id=EOS, pad_id=PAD, batch_size=size, meter=meter)

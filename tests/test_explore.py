@@ -312,10 +312,8 @@ def test_hostile_texts_are_shown_and_not_run(browser: Any, tmp_path: Path) -> No
     opened(browser, page_of(collected([], [spoken])), tmp_path)
     assert browser.find_element("id", "question-text").get_attribute("textContent") == HOSTILE
     assert len(browser.find_elements("tag name", "script")) == 2
-    shown = {
-        name: browser.find_element("id", name).is_displayed() for name in ("race", "no-race", "answers", "no-answers")
-    }
-    assert shown == {"race": False, "no-race": True, "answers": True, "no-answers": False}
+    expected = {"race": False, "no-race": True, "answers": True, "no-answers": False}
+    assert {name: browser.find_element("id", name).is_displayed() for name in expected} == expected
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -153,9 +153,8 @@ def test_the_wrong_kind_is_refused(to: Any, which: str, request: pytest.FixtureR
 
 
 PEERS = [name for name, info in METHODS.items() if info.package == "llama_cpp"]
-installed = pytest.mark.skipif(
-    not all(map(find_spec, ("llama_cpp", "gguf"))), reason="needs `pip install 'marsbench[peers]'`"
-)
+needs = "needs `pip install 'marsbench[peers]'`"
+installed = pytest.mark.skipif(not all(map(find_spec, ("llama_cpp", "gguf"))), reason=needs)
 PEERS_SHAPE: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.3, "rope_theta": 20_000.0,

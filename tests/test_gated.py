@@ -210,9 +210,8 @@ def test_a_response_without_masks_gives_no_loss(head: HeadKind, golden_models: M
     ids = torch.tensor([[5, 6, 7]])
     adapter, passes = GatedAdapter(model, 2, head), list[int]()
     adapter.register_forward_hook(lambda *_: passes.append(1))
-    loss = gated_loss(
-        adapter, ids, torch.tensor([[IGNORED, IGNORED, 7]]), model=model, block_size=B, mask_token_id=MASK
-    )
+    labels = torch.tensor([[IGNORED, IGNORED, 7]])
+    loss = gated_loss(adapter, ids, labels, model=model, block_size=B, mask_token_id=MASK)
     loss.backward()
     assert loss.item() == 0 and passes == [1], "a wrapper of several processes meets the others in this pass"
     assert all(one.grad is not None and not one.grad.any() for one in adapter.parameters())
@@ -312,7 +311,7 @@ def test_a_head_acts_on_masks_of_mars_alone(kind: HeadKind, golden_models: Model
     assert all(values.grad is not None and values.grad.any() for values in to_train.values())
 
 
-@pytest.mark.parametrize(("settings", "times"), [({}, 1), ({"lora_alpha": 6}, 2)])
+@pytest.mark.parametrize(("settings", "times"), [({}, 1), ({"lora_alpha": 6}, 2), ({"use_rslora": True}, 3**0.5)])
 def test_maps_are_named_and_scaled_as_peft_does_it(
     settings: dict[str, Any], times: float, golden_models: Models, tmp_path: Path
 ) -> None:
@@ -323,11 +322,13 @@ def test_maps_are_named_and_scaled_as_peft_does_it(
     (tmp_path / CONFIG).write_text(json.dumps(config))
     kept, names = read_adapter(tmp_path, model).maps, [*load_file(tmp_path / "adapter_model.safetensors")]
     assert config["peft_type"] == "LORA" and config["r"] == 3 and kept.keys() == written.maps.keys()
-    assert sorted(names) == sorted(
-        f"base_model.model.model.{name}.lora_{part}.weight" for name in kept for part in "AB"
-    )
+    expected = [f"base_model.model.model.{name}.lora_{part}.weight" for name in kept for part in "AB"]
+    assert sorted(names) == sorted(expected)
     for name, (down, up) in written.maps.items():
         torch.testing.assert_close(kept[name].up @ kept[name].down, times * up @ down)
+    (tmp_path / CONFIG).write_text(json.dumps(config | {"use_dora": True}))
+    with pytest.raises(UserError, match="no plain LoRA adapter"):
+        read_adapter(tmp_path, model)
 
 
 def test_commands_take_an_adapter(made: Path, parent: Path, tmp_path: Path) -> None:

@@ -128,9 +128,8 @@ def test_a_step_reads_little(what: str, metered: bool, models: dict[str, Any]) -
 def test_drafts_are_as_many_as_the_host_believes(draft_method: str, models: dict[str, Any]) -> None:
     """Guards against drafts or lengths that the host reckons otherwise than the device has them, near ends too."""
     requests = [Request([4 + row, 5, 6], 3 + 5 * row) for row in range(5)]
-    batch, done = a_batch(
-        models, "speculative", requests, draft_method=draft_method, draft_threshold=0.2, draft_length=3
-    )
+    drafting = {"draft_method": draft_method, "draft_threshold": 0.2, "draft_length": 3}
+    batch, done = a_batch(models, "speculative", requests, **drafting)
     method: Any = batch.method
     drafted = set()
 

@@ -178,9 +178,8 @@ print(t.native_module.instructions(), t.slower_than_torch())
 """
     env = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}
     env.pop(VARIABLE, None)
-    run = subprocess.run(
-        [sys.executable, "-c", script], cwd=Path(__file__).parent, env=env, capture_output=True, text=True
-    )
+    how: Any = {"cwd": Path(__file__).parent, "env": env, "capture_output": True, "text": True}
+    run = subprocess.run([sys.executable, "-c", script], **how)
     assert run.stdout.splitlines()[-1:] == ["AVX2 []"], run.stdout + run.stderr
 
 
@@ -325,8 +324,7 @@ def test_graphs_have_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs, requests = Graphs(), [Request(prompt, 20) for prompt in PROMPTS[:3]]
     for name in ("ar", "mars-verified"):
         method = build_method(name, Options(mask_id=MASK))
-        expected, found = (
-            decode(model, method, requests, eos_id=2, pad_id=0, kind=kind) for kind in (Batch, graphs.batch)
-        )
+        both = Batch, graphs.batch
+        expected, found = (decode(model, method, requests, eos_id=2, pad_id=0, kind=kind) for kind in both)
         assert found == expected
     assert len(graphs) >= 2

@@ -45,9 +45,8 @@ def run(
     models: dict[str, Any], method: str, prompts: list[list[int]], prefill_positions: int, *, family: str = "lean",
     threshold: float | None = None, meter: Meter | None = None, batch_size: int = 8, **options: Any,
 ) -> list[Generation]:  # fmt: skip
-    chosen = build_method(
-        method, Options(**{"mask_id": MASK, "draft": models["draft"], "heads": models["heads"], **options})
-    )
+    given = {"mask_id": MASK, "draft": models["draft"], "heads": models["heads"], **options}
+    chosen = build_method(method, Options(**given))
     bar = threshold if METHODS[method].takes_threshold else None
     requests = [Request(prompt, 12, bar) for prompt in prompts]
     return decode(
@@ -98,9 +97,8 @@ def test_no_forward_over_prompts_is_wider_than_it_may_be(
 
     draw = random.Random(0)
     prompts = [[draw.randint(4, 23) for _ in range(length)] for length in (3, 9, 10, 11, 80, 100)]
-    hooks = [
-        models[name].get_decoder().register_forward_pre_hook(widths, with_kwargs=True) for name in ("modules", "draft")
-    ]
+    decoders = [models[name].get_decoder() for name in ("modules", "draft")]
+    hooks = [decoder.register_forward_pre_hook(widths, with_kwargs=True) for decoder in decoders]
     monkeypatch.setattr("marsbench.forward.decoder._LEAN", {})
     try:
         run(models, method, prompts, 32, family="modules", threshold=0.2)

@@ -68,10 +68,8 @@ def random_batch(seed: int, rows: int) -> tuple[Tensor, Tensor, list[int]]:
 def by_reference(
     method: str, model: PreTrainedModel, prompts: list[list[int]], block_size: int, limit: int, **settings: Any
 ) -> list[Answer]:
-    decode_one = partial(
-        DECODERS[method], plain(model), mask_id=MASK, eos_id=EOS, block_size=block_size, max_new_tokens=limit
-    )
-    return [decode_one(prompt=prompt, **settings) for prompt in prompts]
+    settings |= {"mask_id": MASK, "eos_id": EOS, "block_size": block_size, "max_new_tokens": limit}
+    return [DECODERS[method](plain(model), prompt=prompt, **settings) for prompt in prompts]
 
 
 def same(answers: list[Answer], generations: list[Generation], prompts: list[list[int]]) -> None:
@@ -147,9 +145,8 @@ def test_the_trainers_losses_are_the_references(
         if blocks_from == "response":
             block = reference.blocks_of_responses(response, block_size)
             assert torch.equal(block, blocks_of_responses(response[None], block_size)[0])
-        expected.append(
-            reference.mars_loss(plain(model), row[:size], response, block, MASK, printed=alignment == "paper")
-        )
+        printed = alignment == "paper"
+        expected.append(reference.mars_loss(plain(model), row[:size], response, block, MASK, printed=printed))
     mask, ar = (torch.stack(term).mean() for term in zip(*expected, strict=True))
     total = torch.stack([loss.total(ar_weight) for loss in expected]).mean()
     assert found.mask.item() == pytest.approx(mask.item(), rel=1e-5)

@@ -66,9 +66,8 @@ def test_every_cell_and_plain_checkpoints_are_there(reproduced: Path) -> None:
     built = build_tokenizer(preset("micro").world.vocabulary_size)
     for text in islice(world.corpus(1), 300):  # what the base model was trained on is what `AutoTokenizer` makes of it
         assert tokenizer(text).input_ids == built(text).input_ids
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
-    )
+    turns = [{"role": "user", "content": "Hi"}]
+    prompt = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
     turn = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
     assert prompt == turn + "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     record = json.loads((folder / "marsbench.json").read_text())
@@ -187,6 +186,24 @@ def test_tables_train_every_block_size_and_share_cells(little: Callable[..., Run
     assert [row.arm for row in again if isinstance(row, EvaluationRow)] == ["other_name"]
     (one,) = measured(run, TablePlan("0", "asks one question", (shared,), questions=1))[-1:]
     assert isinstance(one, EvaluationRow) and len(one.correct) == 1
+
+
+def test_results_of_earlier_commands_are_used_made_again_or_refused(little: Callable[..., Run]) -> None:
+    """Guards against a rerun that takes an earlier row or answer, or makes its own twice; and a "fail" that goes on."""
+    run, one = little(), TablePlan("0", "one line", plan_of("table2").lines[:1])
+
+    def answered(**how: Any) -> EvaluationRow:
+        (row,) = [row for row in measured(replace(run, **how), one) if isinstance(row, EvaluationRow)]
+        return row
+
+    first, rows = answered(), run.workspace.row_file
+    log, count = run.workspace.answers(first.key), rows.read_text().count(first.key)
+    log.write_text(log.read_text().replace('"emitted": ', '"emitted": 9'))  # no rerun may read it
+    assert answered() == answered(existing="rerun", began=first.provenance["started"]) == first
+    assert answered(existing="rerun", began="2999").emitted == first.emitted
+    assert rows.read_text().count(first.key) == count + 1
+    with pytest.raises(UserError, match="there is a result already"):
+        answered(existing="fail", began="2999")
 
 
 def test_a_table_asks_its_own_benchmarks_only(little: Callable[..., Run]) -> None:
@@ -350,7 +367,7 @@ def test_tables_say_the_same_of_a_line_wherever_they_stand() -> None:
     found = defaultdict[tuple[str, ...], dict[str, str]](dict)
     for name, study in studies().items():
         plan, page = study.plan, ROOT / "reports" / f"{name}.md"
-        if isinstance(plan, TablePlan) and not plan.seed and page.exists():
+        if isinstance(plan, TablePlan) and not plan.seeds and page.exists():
             lines = lines_of(page.read_text(encoding="utf-8"))
             head, _, *body = dropwhile(lambda line: "tokens/forward" not in line, lines)
             for label, *cells in takewhile(lambda line, head=head: len(line) == len(head) and line != head, body):

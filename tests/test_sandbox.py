@@ -241,9 +241,8 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespac
                 server.accept()[0].close()
                 was_called = True
         pairs = dict(zip(HOSTILE, zip(verdicts[::2], verdicts[1::2], strict=True), strict=True))
-        yield SimpleNamespace(
-            verdicts=pairs, elapsed_s=elapsed_s, folder=Path(name), victim=victim, was_called=was_called
-        )
+        seen: dict[str, Any] = {"folder": Path(name), "victim": victim, "was_called": was_called}
+        yield SimpleNamespace(verdicts=pairs, elapsed_s=elapsed_s, **seen)
 
 
 def _processes_at_home_in(folder: Path) -> list[psutil.Process]:

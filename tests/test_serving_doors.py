@@ -138,6 +138,7 @@ def test_keys_open_what_they_are_for() -> None:
     assert status("knob", **both) == 200
     assert [status(key, "/v1/speed", "PUT", speed_key="knob") for key in ("", "knob")] == [401, 200]
     assert status("", speed_key="knob") == 200
+    assert [status("", "/v1/speed", method, lock_speed=True) for method in ("PUT", "GET")] == [403, 200]
     basic = {"authorization": "Basic " + base64.b64encode(b"me:two").decode()}
     assert ask(None, "/v1/models", "GET", basic, **keys)[0] == 200
     assert ask(None, "/v1/models", "GET", {"authorization": "Basic two"}, **keys)[0] == 401

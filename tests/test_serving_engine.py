@@ -152,9 +152,7 @@ def test_tokens_are_those_of_the_method(method: MethodName, prompts: Prompts, mo
         assert ending.thresholds == (None if tau is None else (tau, tau))
         assert ending.windows == ((1, 1) if method == "ar" else (4, 4))
     further = [count - 1 for alone in every for count in alone.accepted[1:]] if method != "ar" else []
-    assert [log.accepted[place] for place in range(4)] == [
-        sum(count > place for count in further) for place in range(4)
-    ]
+    assert all(log.accepted[place] == sum(count > place for count in further) for place in range(4))
 
 
 def test_the_knob_is_for_those_who_fixed_none(prompts: Prompts, model: Model) -> None:
@@ -258,9 +256,8 @@ def test_steps_of_fixed_shape_serve_the_same_answers(
                     more["threshold"] = 0.3
                 log.engine.submit(job(number, prompt, 10 + 3 * number, method, **more))
             log.run()
-        found.append(
-            (log.tokens, {number: (one.finish, one.emitted, one.windows) for number, one in log.ended.items()})
-        )
+        ended = {number: (one.finish, one.emitted, one.windows) for number, one in log.ended.items()}
+        found.append((log.tokens, ended))
     assert found[0] == found[1]
     assert len(log.engine._batch._place._steps) > 0, "there are graphs"
 

@@ -58,9 +58,8 @@ def test_numbers_of_a_lap() -> None:
     ]
     assert cells.same_answers() == (1, 2)
     assert cells.full == 0
-    draws = [
-        arrivals(random.Random(seed), policies.Cell(policies.AR, "steady", 0.5, 0), 40.0, EFFORT) for seed in range(40)
-    ]
+    cell = policies.Cell(policies.AR, "steady", 0.5, 0)
+    draws = [arrivals(random.Random(seed), cell, 40.0, EFFORT) for seed in range(40)]
     assert sum(map(len, draws)) == pytest.approx(40 * 5 * 20, rel=0.05)
     gaps = [after - before for times in draws for before, after in itertools.pairwise(times)]
     mean = sum(gaps) / len(gaps)

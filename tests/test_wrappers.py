@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 from transformers import PreTrainedModel
 
 from marsbench.decoding.engine import Batch, decode
-from marsbench.decoding.generation import Generation, Request
+from marsbench.decoding.generation import Request
 from marsbench.errors import UserError
 from marsbench.forward import decoder as decoder_module
 from marsbench.forward import linear as linear_module
@@ -38,10 +38,8 @@ def model() -> PreTrainedModel:
 
 
 def ar(model: Any) -> list[int]:
-    answers: list[Generation] = decode(
-        model, build_method("ar", Options()), [Request(PROMPT, NEW)], eos_id=-1, pad_id=0
-    )
-    return answers[0].tokens
+    method, requests = build_method("ar", Options()), [Request(PROMPT, NEW)]
+    return decode(model, method, requests, eos_id=-1, pad_id=0)[0].tokens
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @decodes()
-@shared.starts("whose", "adapter", "stage", "block_size", "limit", "data_dir", "scale", "seed", "output")
+@shared.starts("whose", "adapter", "stage", "block_size", "limit", "data_dir", "scale", "seed", "existing", "output")
 def eval_(
     start: shared.Start,
     decoding: Decoding,

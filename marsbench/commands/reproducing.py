@@ -130,7 +130,7 @@ def report(start: shared.Start) -> None:
         typer.echo(f"wrote {page}")
 
 
-@shared.starts("scale", "seed", "data_dir", "train_all", "checkpoint", "output")
+@shared.starts("scale", "seed", "existing", "data_dir", "train_all", "checkpoint", "output")
 def sweep(
     start: shared.Start,
     grid: shared.GridFile = None,

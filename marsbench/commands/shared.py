@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from marsbench.errors import UserError
+from marsbench.errors import UserError, check_known
 from marsbench.methods import HOW, METHODS, OPTIONS, Decoding, explained
 from marsbench.methods.options import Option, option, options_of
 from marsbench.presets import DEFAULT_BLOCK_SIZE, DEFAULT_SCALE, preset
@@ -51,7 +51,7 @@ PromptColumn = Annotated[str | None, typer.Option(help="Name of the field with t
 # The options of `Start` that make a run and say what it trains on; the others say which checkpoint decodes.
 OF_RUN = (
     "scale", "seed", "benchmarks", "limit", "data_dir", "train_all", "checkpoint", "output", "base", "chat_data",
-    "max_steps", "compiled",
+    "max_steps", "compiled", "existing",
 )  # fmt: skip
 
 
@@ -70,6 +70,7 @@ class Start:
     )  # fmt: skip
     checkpoint: tuple[str, ...] = option("STAGE=FOLDER_OR_HUB_NAME (mars-b8: mars at B = 8); repeatable.", ())
     output: Path = option("Folder for runs/, results/ and reports/.", Path("."))
+    existing: str = option("Finished results of earlier commands: reuse or rerun them, or fail.", "reuse")
 
     whose: str | None = option("Checkpoint folder or hub name [default: the scale's --stage].", flags=("--checkpoint",))
     adapter: str | None = option(
@@ -137,9 +138,11 @@ class Start:
         variant = "-".join([*names, *([f"limit{limit}"] if limit else []), *([f"seed{seed}"] if seed else [])])
         workspace = Workspace(self.output, self.scale, variant)
         workspace.check_writable()
-        from marsbench.running.run import Run  # heavy
+        from marsbench.running.run import Existing, Run  # heavy
 
-        return Run(chosen, workspace, seed, asked, limit, data_dir=self.data_dir, compiled=self.compiled)
+        check_known("policy for --existing", self.existing, get_args(Existing))
+        how: Any = {"compiled": self.compiled, "existing": self.existing}
+        return Run(chosen, workspace, seed, asked, limit, data_dir=self.data_dir, **how)
 
 
 def takes(

@@ -95,7 +95,7 @@ def distill(
     typer.echo(f"wrote {out}: {counts}")
 
 
-@shared.starts("block_size", "base", "chat_data", "max_steps", "scale", "seed", "output")
+@shared.starts("block_size", "base", "chat_data", "max_steps", "scale", "seed", "existing", "output")
 def train(
     start: shared.Start,
     stage: Annotated[str, typer.Argument(help="Stage to train: see `marsbench list stages`.")],
@@ -122,6 +122,7 @@ def train(
     run.scale = run.scale.adapted(batch_size=batch_size, head=cast(HeadKind | None, head))
     checkpoints = Checkpoints(run)
     chosen = checkpoints.recipe(TrainedStage.of(stage, start.block_size))
+    checkpoints.discard_old(chosen)
     checkpoints.train(chosen)
     if is_first_process():
         typer.echo(run.workspace.checkpoint(chosen))

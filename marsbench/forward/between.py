@@ -71,9 +71,8 @@ class Pass:
     def attention(self, layer: int, every: Tensor) -> Tensor:
         """Queries, keys and values [M, (heads + 2 key heads) * size] of a layer to what each entry finds, [M, H]."""
         shape, (cos, sin) = self.shape, self.turned
-        turning, values = every.view(len(every), -1, shape.size).split_with_sizes(
-            [shape.heads + shape.kv_heads, shape.kv_heads], 1
-        )
+        sizes = [shape.heads + shape.kv_heads, shape.kv_heads]
+        turning, values = every.view(len(every), -1, shape.size).split_with_sizes(sizes, 1)
         turned = torch.addcmul(turning * cos, turning.roll(shape.size // 2, -1), sin)
         queries, keys = turned.split_with_sizes([shape.heads, shape.kv_heads], 1)
         keys, values = self.cache.write(layer, keys, values)
@@ -113,10 +112,8 @@ class NativePass(Pass):
 
     def attention(self, layer: int, every: Tensor) -> Tensor:
         shape = self.shape
-        keys, values = self.cache.stores(layer, every, (shape.kv_heads, shape.size))
-        out: Tensor = torch.ops.marsbench.attention.default(
-            every, *self.turned, keys, values, *self._window, shape.scale
-        )
+        stores = self.cache.stores(layer, every, (shape.kv_heads, shape.size))
+        out: Tensor = torch.ops.marsbench.attention.default(every, *self.turned, *stores, *self._window, shape.scale)
         return out
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:

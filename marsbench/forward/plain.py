@@ -51,9 +51,7 @@ def is_plain(model: Any) -> bool:
     return (
         len(sorts) == 1
         and next(iter(sorts))[0] is nn.Parameter
-        and all(
-            module.forward is known and known.__module__ == module.__module__ for module, known in _FORWARDS.items()
-        )
+        and all(module.forward is own and own.__module__ == module.__module__ for module, own in _FORWARDS.items())
         and not any((torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks))
         and getattr(decoder.rotary_emb, "rope_type", None) in _ROPES
         and set(kinds) == {"full_attention"}

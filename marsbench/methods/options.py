@@ -47,13 +47,10 @@ def option(help: str, default: Any = None, **more: Any) -> Any:
 
 def options_of(of: type) -> dict[str, Option]:
     hints, given = get_type_hints(of), {each.name: each.metadata.get("option") for each in fields(of)}
-    return {
-        name: known if known.kind else replace(known, **_kind(hints[name])) for name, known in given.items() if known
-    }
+    return {name: each if each.kind else replace(each, **_kind(hints[name])) for name, each in given.items() if each}
 
 
 def _kind(hint: Any) -> dict[str, Any]:
     (kind,) = [kind for kind in get_args(hint) if kind is not NoneType] if NoneType in get_args(hint) else [hint]
-    return (
-        {"kind": str, "choices": get_args(kind)} if get_origin(kind) is Literal else {"kind": get_origin(kind) or kind}
-    )
+    origin = get_origin(kind)
+    return {"kind": str, "choices": get_args(kind)} if origin is Literal else {"kind": origin or kind}

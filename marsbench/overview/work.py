@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -101,11 +101,11 @@ class RunState(Known):
 
     def questions_left(self, asked: Asked) -> int:
         """See `Known`; none where it cannot be asked, as its page will say."""
-        with suppress(UserError):
-            if not self._checkpoints.missing(asked.line.trained):
-                if (row := self._cells.known(asked)) is None:
-                    return len(self.run.exam(asked.benchmark, asked.questions).asked())
-                self._answers[asked.id] = row
+        if self._checkpoints.missing(asked.line.trained) or self.run.cannot_ask(asked.benchmark, asked.questions):
+            return 0
+        if (row := self._cells.known(asked)) is None:
+            return len(self.run.exam(asked.benchmark, asked.questions).asked())
+        self._answers[asked.id] = row
         return 0
 
     def hear(self, made: Made) -> None:

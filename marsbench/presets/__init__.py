@@ -39,9 +39,8 @@ class Budget:
         return replace(self, steps=steps, cycle=self.cycle and min(self.cycle, steps))
 
     def longer(self, times: int) -> "Budget":
-        return replace(
-            self, steps=self.steps and times * self.steps, sequences=self.sequences and times * self.sequences
-        )
+        steps, sequences = (count and times * count for count in (self.steps, self.sequences))
+        return replace(self, steps=steps, sequences=sequences)
 
     def total_steps(self, sequences: int, passes: int) -> int:
         """Optimizer steps for data of so many sequences; a stage of two passes takes twice the steps."""

@@ -68,9 +68,8 @@ class Sweep:
         with self._run.reporter.bar(f"racing {len(racing)} contenders, {cells[0].batch_size} at once") as bar:
             outcomes = self._course.race(racing).run(log, bar.update)
         for cell in ready:
-            self._run.row_file.append(
-                _sweep_row(self._course, cell, outcomes[cell.line.name], outcomes, others_cores=used)
-            )
+            row = _sweep_row(self._course, cell, outcomes[cell.line.name], outcomes, others_cores=used)
+            self._run.row_file.append(row)
         self._run.reporter.say(f"raced {len(racing)} contenders at batch size {cells[0].batch_size}")
 
 

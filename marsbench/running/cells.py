@@ -33,10 +33,12 @@ class CellRunner:
             return row
         run.reporter.say_once(answering.remark)
         exam, title = run.exam(asked.benchmark, asked.questions), f"{line.label}, {asked.benchmark}{said}"
-        origin, started = provenance(seed=run.seed), time.perf_counter()
+        origin, started, log = provenance(seed=run.seed), time.perf_counter(), run.workspace.answers(key)
         chosen, limit = exam.benchmark, run.answer_limit(exam.benchmark.name)
+        if run.existing == "rerun":
+            log.unlink(missing_ok=True)
         with run.reporter.bar(title) as bar:
-            scored = answer(exam, AnswerLog(run.workspace.answers(key)), answering, limit, bar.update)
+            scored = answer(exam, AnswerLog(log), answering, limit, bar.update)
         cuts = [each.prompt_cut for each in scored.answers]
         run.reporter.say_once(cut_in_words(chosen.name, cuts, room_for_prompt(loaded.model, limit)))
         row = EvaluationRow(

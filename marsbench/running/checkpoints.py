@@ -133,6 +133,14 @@ class Checkpoints:
                 list(folder.parent.glob("*"))  # has a network file system look again
                 time.sleep(1.0)
 
+    def discard_old(self, chosen: Recipe) -> None:
+        """Remove a recipe's checkpoint of an earlier command, if that is not to be used."""
+        folder, ours = self._workspace.checkpoint(chosen), is_first_process()
+        if (record := records.finished(folder)) and not self._run.counts(record.provenance, folder) and ours:
+            shutil.rmtree(folder)
+        if self._run.existing != "reuse":
+            all_processes().wait_for_everyone()
+
     def train(self, chosen: Recipe) -> TrainingRow:
         """The row of a recipe's checkpoint, trained now if need be (its parent's too) by one command at a time."""
         folder = self._workspace.checkpoint(chosen)

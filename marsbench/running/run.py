@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 
@@ -21,6 +22,7 @@ from marsbench.running.plans import TablePlan
 if TYPE_CHECKING:  # who trains, or serves what is trained, needs none of the scoring packages
     from marsbench.evaluation.harness import Exam
 
+Existing = Literal["reuse", "rerun", "fail"]  # what to do about a finished result of an earlier command
 _RowKind = TypeVar("_RowKind", bound=Row)
 
 
@@ -36,6 +38,8 @@ class Run:
     prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward; changes no number
     compiled: bool | None = None  # steps as graphs, where they can be; None = where they are recorded
     reporter: Reporter = field(default_factory=Reporter)
+    existing: Existing = "reuse"
+    began: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     failures: Mapping[str, str] = field(default_factory=dict)  # id of what another task makes -> why it failed
 
     def __post_init__(self) -> None:
@@ -87,7 +91,15 @@ class Run:
 
     def existing_row(self, key: str, kind: type[_RowKind]) -> _RowKind | None:
         row = self.row_file.rows().get(key)
-        return row if isinstance(row, kind) and row.status == "done" else None
+        is_done = row is not None and row.status == "done" and self.counts(row.provenance, self.workspace.row_file)
+        return row if is_done and isinstance(row, kind) else None
+
+    def counts(self, provenance: Mapping[str, Any], where: Path) -> bool:
+        """Whether a finished result is used as it is; `UserError` if the command is to fail because there is one."""
+        is_ours = self.existing == "reuse" or provenance.get("started", "") >= self.began
+        if not is_ours and self.existing == "fail":
+            raise UserError("there is a result already", where=str(where), fix="choose --existing reuse or rerun")
+        return is_ours
 
 
 def kept(run: Run, kind: type[_RowKind], content: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> _RowKind:

@@ -1,13 +1,13 @@
 """From a request's body to jobs, and from the engine's tokens to an answer's body."""
 
 import asyncio
-import functools
 import random
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -53,11 +53,11 @@ class Answers:
         """Run a tokenizer's work where it keeps nothing else waiting."""
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, work, *arguments)
 
-    @functools.cached_property
+    @cached_property
     def vocabulary(self) -> Vocabulary:
         return Vocabulary(self.ready.tokenizer)
 
-    @functools.cached_property
+    @cached_property
     def _longest(self) -> int:
         return max(map(len, self.ready.tokenizer.get_vocab()))
 
@@ -69,9 +69,7 @@ class Answers:
             raise ApiError.wrong(what, param, "context_length_exceeded")
 
     async def _chat_ids(self, turns: list[dict[str, str]]) -> list[int]:
-        template = functools.partial(
-            self.ready.tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=True
-        )
+        template = partial(self.ready.tokenizer.apply_chat_template, add_generation_prompt=True, return_dict=True)
         self._check_length(sum(len(turn["content"]) for turn in turns), "messages")
         try:
             return list((await self.aside(template, turns))["input_ids"])

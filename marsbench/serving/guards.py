@@ -143,6 +143,8 @@ class Guard:
     def _check_key(self, scope: Scope, headers: Headers) -> None:
         settings, keys = self._settings, list(self._settings.api_key)
         if (scope["method"], scope["path"]) == ("PUT", "/v1/speed"):
+            if settings.lock_speed:
+                raise ApiError(403, "the speed settings of this server are locked", code="locked")
             keys = keys if settings.speed_key is None else [settings.speed_key]
         elif keys and settings.speed_key is not None:
             keys.append(settings.speed_key)

@@ -116,6 +116,7 @@ class Settings:
     port: int = option("Port; 0 takes a free one.", 8000, least=0, most=65535)
     api_key: tuple[str, ...] = option("Key of every route but /health; repeatable, or once in MARSBENCH_API_KEY.", ())
     speed_key: str | None = option("The only key that may change the speed settings.")
+    lock_speed: bool = option("Let no client change the speed settings.", False)
     allowed_host: tuple[str, ...] = option(
         "Host name that clients may use, besides localhost and --host; * is any [default: * if other machines may "
         "connect].", (),

@@ -270,9 +270,8 @@ def _points(curve: Sequence[Answers], draws: NDArray[np.generic], extra: tuple[f
     """
     points = []
     for point in curve:
-        emitted, forwards = (
-            np.array([*counts, *[np.mean(counts)] * len(extra)]) for counts in (point.emitted, point.forwards)
-        )
+        both = point.emitted, point.forwards
+        emitted, forwards = (np.array([*counts, *[np.mean(counts)] * len(extra)]) for counts in both)
         correct = np.array([*point.correct, *extra])
         points.append([(emitted @ draws) / (forwards @ draws), (correct @ draws) / draws.sum(0)])
     return np.array(points).swapaxes(0, 1)

@@ -80,11 +80,9 @@ def settled(seeds: Seeds, curve: str) -> str:
 
 def _places(seeds: Seeds, curve: str) -> dict[str, int]:
     """Ending -> steps (for sizes: parameters), for the trained points of a curve; the first seed has all of them."""
-    trained = latest_stages(seeds[0])
-    points = {ending: trained.get(TrainedStage.of(f"mars{ending}")) for ending in _POINTS[curve]}
-    return {
-        ending: row.parameters if curve == SIZES else row.steps for ending, row in points.items() if row is not None
-    }
+    trained, stages = latest_stages(seeds[0]), {ending: TrainedStage.of(f"mars{ending}") for ending in _POINTS[curve]}
+    points = {ending: trained[stage] for ending, stage in stages.items() if stage in trained}
+    return {ending: row.parameters if curve == SIZES else row.steps for ending, row in points.items()}
 
 
 def _slots(rows: Sequence[Row], scale: str, by_seed: BySeed) -> dict[str, str]:
@@ -105,11 +103,11 @@ def _outcomes(seeds: Seeds, said: Mapping[str, str]) -> str:
     """For each curve, at its last point: what AR SFT adds to its base, MARS to AR SFT; and the steps by the rule."""
     heads = "AR SFT minus its base", "MARS at one token minus AR SFT", "MARS at tau = .95 minus AR SFT"
     lines = [
-        [curve, *[said[f"{of}_{slot}"] for slot in ("ar", "one", "level", "seeds")], settled(seeds, curve)]
+        [curve, *[said[f"{of}_{slot}"] for slot in ("ar", "one", "level", "count")], settled(seeds, curve)]
         for curve, of in _OF.items()
         if _places(seeds, curve)
     ]
-    return table(["last point of", *heads, "trained with", "steps by the rule"], lines)
+    return table(["last point of", *heads, "seeds", "steps by the rule"], lines)
 
 
 def numbers(seeds: Seeds) -> dict[str, str]:
@@ -139,6 +137,7 @@ def numbers(seeds: Seeds) -> dict[str, str]:
         **{f"{slot}_steps": f"{trained[end]:,}" if end in trained else "" for slot, end in at.items()},
         **{f"{of}_asked": questions for of, (questions, _, _) in asked.items()},
         **{f"{of}_seeds": said for of, (_, _, said) in asked.items()},
+        **{f"{of}_count": f"{found[f'{of}_level'].seeds}" for of in ends},
         "longest_times": f"{steps[last] // steps[first]}" if last else "",
         "steps_by_rule": settled(seeds, SCALES_OWN),
     }

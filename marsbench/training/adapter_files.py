@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from marsbench.errors import told_to_user
+from marsbench.errors import UserError, told_to_user
 from marsbench.forward.adapter import Adapter, LowRank
 from marsbench.forward.draft_head import KINDS, DraftHead
 from marsbench.json_lines import read_json
@@ -19,6 +19,7 @@ CONFIG = "adapter_config.json"  # peft's
 WEIGHTS, VECTOR = "adapter_model.safetensors", "mask_vector.safetensors"  # peft's, and ours
 HEAD = "draft_head.safetensors"  # where there is one; of which kind, the record says
 PREFIX = "base_model.model."  # of peft's names
+_NOT_PLAIN = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")  # peft's: more than maps of one scale
 
 
 # Adapters that came with the package, by the names that they go by wherever a checkpoint's name is asked for.
@@ -72,10 +73,12 @@ def base_of(folder: Path) -> str:
 def read_adapter(folder: Path, model: PreTrainedModel) -> Adapter:
     """The adapter in a folder, for a model; `UserError` where a file is missing or cut short, or it does not fit."""
     config = _config(folder)
+    if any(config.get(name) for name in _NOT_PLAIN):
+        raise UserError("this is no plain LoRA adapter", where=str(folder), fix="train one: marsbench train mars_gated")
     fix = "a file may be missing or cut short, or peft made it without a gate; copy it or train it again"
     with told_to_user("the adapter cannot be loaded", OSError, SafetensorError, KeyError, where=folder, fix=fix):
         weights, vector = load_file(folder / WEIGHTS), load_file(folder / VECTOR)["mask_vector"]
-        scale = float(config["lora_alpha"]) / float(config["r"])
+        scale = float(config["lora_alpha"]) / float(config["r"]) ** (0.5 if config.get("use_rslora") else 1)
     inside = f"{PREFIX}{_place_of_decoder(model)}"
     down, up = ".lora_A.weight", ".lora_B.weight"
     names = [name.removeprefix(inside).removesuffix(down) for name in weights if name.endswith(down)]

@@ -124,12 +124,11 @@ def _verdict(*findings: Finding) -> str:
 def _effects_table(seeds: BySeed, pairs: Sequence[tuple[str, str]]) -> str:
     lines = []
     for first, second in pairs:
-        numbers, verdict = [""] * 4, NOT_RUN
+        numbers = ["", "", "", "", NOT_RUN]
         if both := effect(seeds, first, second):
             accuracy, tokens = both
-            numbers = [accuracy.found, p_value(accuracy.p), tokens.number, counted(accuracy)]
-            verdict = _verdict(*both)
-        lines.append([f"{label(PLAN, first)} minus {label(PLAN, second)}", *numbers, verdict])
+            numbers = [accuracy.found, p_value(accuracy.p), tokens.number, counted(accuracy), _verdict(*both)]
+        lines.append([f"{label(PLAN, first)} minus {label(PLAN, second)}", *numbers])
     return table(["", "accuracy", "p", "tokens/forward", "n", "verdict"], lines, text=(0, 4, 5))
 
 
@@ -172,9 +171,8 @@ def _load(sweep: SweepCells, seeds: BySeed) -> tuple[str, str]:
         ratio = _times(seeds, partial(speed, size=row.batch_size))
         lines.append([str(row.batch_size), f"{row.positions_per_forward:.0f}", ratio.number])
         slow += [row.batch_size] if ratio.side != "holds" else []
-    said = (
-        f"MARS (tau = .95) is faster than `ar` at every batch size measured, up to {max(sweep.batch_sizes, default=0)}."
-    )
+    most = max(sweep.batch_sizes, default=0)
+    said = f"MARS (tau = .95) is faster than `ar` at every batch size measured, up to {most}."
     if slow:
         said = f"From batch size {slow[0]} on, MARS (tau = .95) is not shown to be faster than `ar`."
     return table(["batch", "positions/forward", "speed over `ar`"], lines), said if lines else ""
