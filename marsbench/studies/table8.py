@@ -15,17 +15,7 @@ from marsbench.rendering.figures import Seeds, panels_figure, speed_panel
 from marsbench.rendering.sections import ABLATIONS_DEVIATION
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
-from marsbench.studies.lines import (
-    ABLATIONS,
-    AR_SFT,
-    BLOCK_SIZES,
-    HEADED_MARS,
-    MARS_STAGES,
-    TAUS,
-    mars,
-    mars_name,
-    short,
-)
+from marsbench.studies.lines import AR_SFT, BLOCK_SIZES, HEADED_MARS, MARS_STAGES, TAUS, mars, mars_name, short
 from marsbench.studies.study import Item, TablePage
 
 _SMALLEST, *_LARGER = BLOCK_SIZES
@@ -52,7 +42,7 @@ def _by_threshold(stage: str, size: int) -> tuple[str, ...]:
 
 
 def _higher(size: int, *said: str, **more: Any) -> Claim:
-    full, without = (_by_threshold(stage, size) for stage in ("mars", ABLATIONS[0]))
+    full, without = (_by_threshold(stage, size) for stage in ("mars", "mars_no_sft_released"))
     return lies_above(PLAN, full, without, *said, section=FIGURE3, **more)
 
 

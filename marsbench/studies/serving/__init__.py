@@ -82,12 +82,6 @@ def per_forward(rows: Sequence[ServingRow]) -> float:
     return sum(row.emitted for row in rows) / max(sum(row.forwards for row in rows), 1)
 
 
-def accuracy(rows: Sequence[ServingRow]) -> float | None:
-    """The part of the answers that are right, in %; None where they were not scored."""
-    marked = [row for row in rows if row.right is not None and row.answered]
-    return 100 * sum(row.right or 0 for row in marked) / sum(row.answered for row in marked) if marked else None
-
-
 def typical(values: Sequence[float]) -> Estimate:
     """The geometric mean of numbers, with Student's 95 % interval on their logarithms; 0 where one of them is 0."""
     if min(values) <= 0:
@@ -109,10 +103,8 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     return {
         "asks": "Does lowering tau raise throughput under load?" if full else "What do users of a server get?",
         "answers": page_claims(STUDY.claims, seeds, scale),
-        **{
-            f"right_{slot}": _share(cells.laps(policy, "together", full))
-            for slot, policy in {"fast": FAST, "ar": AR}.items()
-        },
+        "right_fast": _share(cells.laps(FAST, "together", full)),
+        "right_ar": _share(cells.laps(AR, "together", full)),
         "few": _few(cells),
         "same": f"`mars-verified` gave the answer of `ar` to {same:,} of {asked:,} requests." if asked else "",
         "carried": _carried(cells),
@@ -198,8 +190,10 @@ def _rate(rows: Sequence[ServingRow], measure: Callable[[ServingRow], float] = t
 
 
 def _share(rows: Sequence[ServingRow]) -> str:
-    share = accuracy(rows)
-    return "" if share is None else f"{share:.1f}"
+    """The part of the answers that are right, in %; empty where they were not scored."""
+    marked = [row for row in rows if row.right is not None and row.answered]
+    right, answered = sum(row.right or 0 for row in marked), sum(row.answered for row in marked)
+    return f"{100 * right / answered:.1f}" if marked else ""
 
 
 def _http(cells: LoadCells) -> str:
