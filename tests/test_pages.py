@@ -84,7 +84,7 @@ def test_nothing_undefined_is_printed_or_drawn(page: TablePage, case: str, tmp_p
     text = page.render(rows, "mini")
     assert not re.search(r"\b(nan|inf|None)\b", text)
     assert ("out of memory" in text) == (case == "nothing done")
-    page.draw(rows, "mini", tmp_path)
+    page.draw([rows], tmp_path)
 
 
 def found_of(value: float, side: Any, **said: Any) -> Finding:
@@ -185,7 +185,7 @@ def test_a_page_of_some_points_says_that_it_is_in_part(tmp_path: Path) -> None:
     assert "**In part:** some points are not measured of: shipped base, gentle rate; shipped base, ten" in page
     assert page.count("| shipped base, gentle rate, ") == 2 and "67.0 ± " in page and "; 1.20 |" in page
     assert "1,800 questions per line" in page and "curves_sizes" not in page
-    assert {path.stem for path in curves.STUDY.draw(rows, "mini", tmp_path)} == {"curves_steps"}
+    assert {path.stem for path in curves.STUDY.draw([rows], tmp_path)} == {"curves_steps"}
 
 
 @pytest.mark.parametrize("seed", curves.PLAN.seeds[:2])

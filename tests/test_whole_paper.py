@@ -70,7 +70,7 @@ def test_a_claim_over_seeds_by_hand(tmp_path: Path) -> None:
     seeds = rows_of_seeds(3)
     shares = [mean(latest_cells(rows)["mars", "bbh"].correct) for rows in seeds]
     assert (drawn := line_on(seeds, TABLE2.plan, "mars", ["bbh"])) and drawn[1].value == pytest.approx(mean(shares))
-    figures = [TABLE2.draw(seeds[0], "mini", tmp_path, of)[0].read_bytes() for of in (None, dict(enumerate(seeds)))]
+    figures = [TABLE2.draw(of, tmp_path)[0].read_bytes() for of in (seeds[:1], seeds)]
     assert figures[0] != figures[1]
     values = [found.estimate.value for rows in seeds if (found := MATCHES.of(rows)).estimate]
     together, questions = MATCHES.over(seeds), MATCHES.of(pooled(seeds))

@@ -20,19 +20,15 @@ EXPLORE = "explore"  # what stands on that page has none in Markdown
 Parts = Sequence[tuple[Study, Sequence[Row], BySeed]]  # what stands on a page: the rows shown, and those of all seeds
 
 
-def page_of(parts: Parts, scale: str) -> str:
-    """A page as Markdown; what stands on another study's page becomes a part of that."""
-    first, *more = [study.render(rows, scale, seeds) for study, rows, seeds in parts]
-    return "\n".join([first, *[re.sub("^#", "##", text, flags=re.MULTILINE) for text in more]])
-
-
 def write_page(parts: Parts, scale: str, reports_dir: Path) -> list[Path]:
-    """Render a page and its figures into a folder, without rows of other scales; returns the paths, the page first."""
+    """Render a page and its figures into a folder; returns the paths, the page first."""
     if parts[0][0].page == EXPLORE:
         return [reports_dir / f"{EXPLORE}.html"]  # one of the pages on the whole paper
-    page = page_of(parts, scale).encode()
-    figures = [path for study, rows, seeds in parts for path in study.draw(rows, scale, reports_dir, seeds)]
-    return [write_atomically(reports_dir / f"{parts[0][0].page}.md", page), *figures]
+    first, *more = [study.render(rows, scale, seeds) for study, rows, seeds in parts]
+    # What stands on another study's page becomes a part of that.
+    page = "\n".join([first, *[re.sub("^#", "##", text, flags=re.MULTILINE) for text in more]])
+    figures = [path for study, _, seeds in parts for path in study.draw([*seeds.values()], reports_dir)]
+    return [write_atomically(reports_dir / f"{parts[0][0].page}.md", page.encode()), *figures]
 
 
 def parts_at(page: str, workspace: Workspace, collection: Collection) -> Parts:

@@ -94,12 +94,8 @@ class Study(Item):
     def parts(self, rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterable[str]:
         return self.sections(rows, scale, seeds)
 
-    def draw(self, rows: Sequence[Row], scale: str, reports_dir: Path, seeds: BySeed | None = None) -> list[Path]:
+    def draw(self, seeds: Seeds, reports_dir: Path) -> list[Path]:
         """Write the figures that its page shows, as PNG and SVG, below a folder, and return their paths."""
-        every = (seeds or {0: rows}).values()
-        return self.drawn([[row for row in of_seed if row.scale == scale] for of_seed in every], reports_dir)
-
-    def drawn(self, seeds: Seeds, reports_dir: Path) -> list[Path]:
         return self.figures(seeds, reports_dir)
 
     @property
@@ -170,7 +166,7 @@ class TablePage(Study):
         how = command(session_of(self.key), scale)
         yield folded(facts_section(rows, how), deviations(rows, scale, self.deviations, common=not self.on))
 
-    def drawn(self, seeds: Seeds, reports_dir: Path) -> list[Path]:
+    def draw(self, seeds: Seeds, reports_dir: Path) -> list[Path]:
         every = [self.prepared(of_seed) for of_seed in seeds]
         plan = self._shown(latest_cells(every[0]))
         return self.drawing(every, plan, reports_dir / self._stem) if self.drawing else []
