@@ -74,13 +74,9 @@ class SweepCells:
         row, other = self.done.get((name, batch_size)), self.done.get((baseline, batch_size))
         return speed_ratio(row, other) if row and other else None
 
-    def gain(self, row: SweepRow | None, other: SweepRow | None) -> Estimate | None:
-        """What accuracy a contender gains over another one, in points; None where one of them has no numbers."""
-        return paired_difference(row.by_benchmark, other.by_benchmark) if row and other else None
-
     def cost(self, row: SweepRow | None) -> Estimate | None:
         """What accuracy a contender loses against `ar`, in points; positive where it loses."""
-        return self.gain(self.done.get(("ar", row.batch_size)), row) if row else None
+        return gain(self.done.get(("ar", row.batch_size)), row) if row else None
 
     def sure_mars(self, batch_size: int) -> SweepRow | None:
         """`mars` at the paper's threshold, in its faster form, whatever accuracy it loses."""
@@ -146,6 +142,11 @@ def speed_ratio(row: SweepRow, other: SweepRow) -> Estimate | None:
     return median_ratio(mine, theirs) if mine and len(mine) == len(theirs) else None
 
 
+def gain(row: SweepRow | None, other: SweepRow | None) -> Estimate | None:
+    """What accuracy a contender gains over another one, in points; None where one of them has no numbers."""
+    return paired_difference(row.by_benchmark, other.by_benchmark) if row and other else None
+
+
 def agreement(first: SweepCells, second: SweepCells) -> dict[tuple[str, int], tuple[Estimate, Estimate]]:
     """Contender and batch size -> its speed-up in both of two sweeps; without `ar` itself, which is 1 in both."""
     pairs = {place: (speed_up(row), speed_up(second.done.get(place))) for place, row in first.done.items()}
@@ -163,12 +164,9 @@ def over_prompts(row: SweepRow, other: SweepRow, *, ended: bool = False) -> Esti
     if not (count := int(counted.sum())):
         return None
     drawn = resamples(count)
-    emitted, seconds = (
-        [np.array(values)[counted] for values in pair]
-        for pair in ((row.emitted, other.emitted), (row.last_token, other.last_token))
-    )
-    mine, theirs = ((drawn @ tokens) / (drawn @ taken) for tokens, taken in zip(emitted, seconds, strict=True))
-    value, beside = (tokens.sum() / taken.sum() for tokens, taken in zip(emitted, seconds, strict=True))
+    both = [(np.array(each.emitted)[counted], np.array(each.last_token)[counted]) for each in (row, other)]
+    mine, theirs = ((drawn @ tokens) / (drawn @ seconds) for tokens, seconds in both)
+    value, beside = (tokens.sum() / seconds.sum() for tokens, seconds in both)
     return Estimate(float(value / beside), percentiles(mine / theirs), count)
 
 

@@ -21,8 +21,6 @@ from marsbench.studies.speedup import speed_claims
 from marsbench.studies.study import Item, Study
 from marsbench.training.stages import STAGES
 
-_SMALL = " These are toy models; their numbers are not Qwen's."
-
 
 def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     sweep, same = SweepCells.of(rows), ""
@@ -39,7 +37,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
         "answer": _answer(sweep),
         "decoded": _decoded(sweep),
         "same": same,
-        "small": _SMALL if preset(scale).world else "",
+        "small": " These are toy models; their numbers are not Qwen's." if preset(scale).world else "",
         "contenders": _contenders(sweep),
         # Without a cache, and with this one, steps have no fixed shape to be compiled.
         **speed_claims.table5(sweep.eager),
