@@ -155,13 +155,11 @@ class Claim:
             p=p_value(together.estimate, values, self.bound),
         )
 
-    def with_beside(self, seeds: Iterable[Sequence[Row]]) -> Finding:
-        """A finding with what is shown beside it."""
-        every = list(seeds)
-        return replace(
-            self.over(every),
-            beside=tuple((words, replace(other, prepared=self.prepared).over(every)) for words, other in self.beside),
-        )
+    def with_beside(self, seeds: BySeed) -> Finding:
+        """What all seeds say together, with what is shown beside it."""
+        others = [(words, replace(other, prepared=self.prepared)) for words, other in self.beside]
+        beside = tuple((words, other.over(seeds.values())) for words, other in others)
+        return replace(self.over(seeds.values()), beside=beside)
 
 
 def _extent(measured: Measured) -> tuple[int, tuple[str, ...], int]:
@@ -182,7 +180,7 @@ def judge_all(claims: Iterable[Claim], collections: Sequence[Collection]) -> lis
     in_order = sorted(claims, key=lambda claim: claim.section.order if claim.section else (3, (), ""))
     by_claim: list[dict[str, Finding]] = [{} for _ in in_order]
     for each in collections:
-        findings = [claim.with_beside(each.of(claim.page)) for claim in in_order]
+        findings = [claim.with_beside(each.rows.get(claim.page, {})) for claim in in_order]
         tested = {place: said.p for place, said in enumerate(findings) if said.claim.tested and said.p is not None}
         adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
         for place, said in enumerate(findings):
@@ -193,4 +191,4 @@ def judge_all(claims: Iterable[Claim], collections: Sequence[Collection]) -> lis
 def finding(claim: Claim, seeds: BySeed) -> Finding:
     """What a page says about a claim: its verdict among all claims if known, else from its rows alone."""
     known: Finding | None = seeds.judged.get(claim.measure) if isinstance(seeds, SeedRows) else None
-    return known or claim.with_beside(seeds.values())
+    return known or claim.with_beside(seeds)
