@@ -6,7 +6,7 @@ from statistics import mean
 from marsbench.findings.in_words import one_line
 from marsbench.line import Line, TrainedStage
 from marsbench.paper import published
-from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, TrainingRow
+from marsbench.rows.kinds import EvaluationRow, Row, TrainingRow
 from marsbench.running.plans import TablePlan
 from marsbench.world import modelled_on
 
@@ -31,10 +31,6 @@ def latest_cells(rows: Iterable[Row]) -> Cells:
 def latest_stages(rows: Iterable[Row]) -> dict[TrainedStage, TrainingRow]:
     """The last row of every stage trained, at each of its block sizes."""
     return {TrainedStage(row.stage, row.block_size): row for row in rows if isinstance(row, TrainingRow)}
-
-
-def latest_step_cost(rows: Iterable[Row]) -> StepCostRow | None:
-    return next((row for row in reversed(list(rows)) if isinstance(row, StepCostRow)), None)
 
 
 def done_cells(cells: Cells, line: str) -> dict[str, EvaluationRow]:

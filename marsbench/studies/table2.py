@@ -10,7 +10,7 @@ from functools import partial
 from typing import Literal
 
 from marsbench.findings.between_lines import as_accurate, emits, more_accurate
-from marsbench.findings.cells import AR_OBJECTIVE, MARS_OBJECTIVE, latest_stages, latest_step_cost
+from marsbench.findings.cells import AR_OBJECTIVE, MARS_OBJECTIVE, latest_stages
 from marsbench.findings.claims import ABSTRACT, TIMES, Claim, Measured, Section
 from marsbench.line import Line, TrainedStage
 from marsbench.paper import published
@@ -106,7 +106,7 @@ def _parameters(rows: Sequence[Row]) -> Measured:
 
 def _step(rows: Sequence[Row], part: Literal["seconds", "memory"]) -> Measured:
     """Time or memory of a MARS step over that of an AR step, batch by batch."""
-    row = latest_step_cost(rows)
+    row = next((row for row in reversed(rows) if isinstance(row, StepCostRow)), None)
     if row is None or row.status != "done":
         return Measured()
     taken: Mapping[str, Sequence[float]] = row.seconds if part == "seconds" else row.memory
