@@ -102,8 +102,7 @@ def _claim(
     def measure(rows: Sequence[Row]) -> Measured:
         cells = latest_cells(rows)
         done = [done_cells(cells, line) for line in lines]
-        names = [name for name in only if all(name in of_line for of_line in done)]
-        shared = {name: [of_line[name] for of_line in done] for name in names}
+        shared = {name: [each[name] for each in done] for name in only if all(name in each for each in done)}
         dtypes = sorted({row.dtype for of_name in shared.values() for row in of_name})
         if len(dtypes) > 1:
             return Measured(reason=f"not comparable: several types of weights ({', '.join(dtypes)})")

@@ -72,9 +72,8 @@ def _race(sweep: SweepCells, scale: Preset) -> dict[str, Any]:
         here = [sweep.done.get((name, size)) for name in rows]
         laps = [row.lap_speeds if row else [] for row in here]
         over = [[_ratio(own, others) for others in laps] for own in laps]
-        cells.append(
-            [{**_numbers(sweep, row), "over": of} if row else None for row, of in zip(here, over, strict=True)]
-        )
+        numbers = [{**_numbers(sweep, row), "over": of} if row else None for row, of in zip(here, over, strict=True)]
+        cells.append(numbers)
     return {
         "sizes": sizes,
         "scores": scale.world is not None,  # a real model of this size answers next to none of its prompts right

@@ -99,9 +99,8 @@ def numbers_of(claims: Iterable[Claim], seeds: BySeed) -> dict[str, str]:
 
 def page_claims(claims: Iterable[Claim], seeds: BySeed, scale: str) -> str:
     results = [one for claim in claims if (one := finding(claim, seeds)).estimate is not None]
-    words = [[f"{'' if one.claim.papers else 'Ours: '}{one.claim.text}"] for one in results]
-    shown = claims_table([(before, scale, one) for before, one in zip(words, results, strict=True)], "claim")
-    return paragraphs(shown, untestable(one.claim for one in results))
+    entries = [([f"{'' if one.claim.papers else 'Ours: '}{one.claim.text}"], scale, one) for one in results]
+    return paragraphs(claims_table(entries, "claim"), untestable(one.claim for one in results))
 
 
 def untestable(claims: Iterable[Claim]) -> str:

@@ -62,9 +62,8 @@ def _plus_minus(result: Finding) -> str:
     if result.estimate is None:
         return "not run"
     judged, asked = len(result.measured.benchmarks), result.measured.asked
-    return plus_minus(result.estimate, DIGITS[result.claim.unit]) + (
-        "" if judged == asked else f" ({judged} of {asked})"
-    )
+    missing = "" if judged == asked else f" ({judged} of {asked})"
+    return plus_minus(result.estimate, DIGITS[result.claim.unit]) + missing
 
 
 def reasons(cells: Cells, plan: TablePlan) -> str:

@@ -64,9 +64,8 @@ def seeds_in_words(seeds: BySeed) -> str:
     return known if len(seeds) > 1 else ""
 
 
-def command(session: str, scale: str, seed: int = 0) -> str:
-    options = option_for(scale) + (f" -- --seed {seed}" if seed else "")
-    first, *more = f"{session}{options}".split(" -- ")
+def command(session: str, scale: str) -> str:
+    first, *more = f"{session}{option_for(scale)}".split(" -- ")
     return f"`nox -s {' -- '.join([first, ' '.join(more)]) if more else first}`"
 
 

@@ -311,9 +311,8 @@ def _tokens(cells: Cells, rows: Sequence[Row]) -> str:
             learned = f"{trained[line.trained].tokens:,}" if line.trained in trained else ""
             of_whole = f"{emitted / passes:.2f}" if passes else "-"  # a model hardly trained ends no answer
             lines.append([line.label, *tokens, of_whole, str(whole), learned])
-    return table(
-        ["tokens/forward", *columns(PLAN).values(), "answers that end by EOS", "their number", "tokens trained"], lines
-    )
+    head = ["tokens/forward", *columns(PLAN).values(), "answers that end by EOS", "their number", "tokens trained"]
+    return table(head, lines)
 
 
 def _best_lossless(sweep: SweepCells, stages: Collection[str] = (BASE, *ADAPTED)) -> SweepRow | None:
