@@ -189,8 +189,7 @@ class Batch:
         notices: list[Notice] = []
         positions, gone = 0, []
         for row, brought in enumerate(new):
-            seat = place.seats.get(row)
-            if seat is None:
+            if (seat := place.seats.get(row)) is None:
                 continue
             positions += brought.positions
             fresh, finish = seat.take(brought, self._eos_ids)
@@ -241,51 +240,46 @@ def decode(
     integer(batch_size, "batch size", least=1)
     integer(prefill_positions, "prefill positions", least=1)
     check_requests(requests, model)
-    if isinstance(method, OutsideMethod):
-        return _decode_outside(
-            parted(model)[0], method, requests, as_list(eos_id), pad_id, batch_size, on_finished, meter
-        )
     generations: dict[int, Generation] = {}
 
     def finished(index: int, generation: Generation) -> None:
         generations[index] = generation
         on_finished(index, generation)
 
-    batch = (kind or Batch)(
-        model, method, eos_id=eos_id, pad_id=pad_id, on_finished=finished, on_tokens=on_tokens, meter=meter,
-        prefill_positions=prefill_positions,
-    )  # fmt: skip
     waiting = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt_ids))
-    while waiting or len(batch):
-        free = batch_size - len(batch)
-        if waiting and free >= max(1, batch_size // 4):
-            batch.join({index: requests[index] for index in waiting[:free]})
-            waiting = waiting[free:]
-        batch.step()
+    if isinstance(method, OutsideMethod):
+        in_order = [(index, requests[index]) for index in waiting]
+        _decode_outside(parted(model)[0], method, in_order, as_list(eos_id), pad_id, batch_size, finished, meter)
+    else:
+        batch = (kind or Batch)(
+            model, method, eos_id=eos_id, pad_id=pad_id, on_finished=finished, on_tokens=on_tokens, meter=meter,
+            prefill_positions=prefill_positions,
+        )  # fmt: skip
+        while waiting or len(batch):
+            free = batch_size - len(batch)
+            if waiting and free >= max(1, batch_size // 4):
+                batch.join({index: requests[index] for index in waiting[:free]})
+                waiting = waiting[free:]
+            batch.step()
     return [generations[index] for index in range(len(requests))]
 
 
 def _decode_outside(
-    model: Any, method: OutsideMethod, requests: Sequence[Request], eos_ids: list[int], pad_id: int, batch_size: int,
-    on_finished: OnFinished, meter: Meter | None = None,
-) -> list[Generation]:  # fmt: skip
-    """`decode` for an outside method: prompts of similar length together, the answers in the order of the requests."""
+    model: Any, method: OutsideMethod, requests: Sequence[tuple[int, Request]], eos_ids: list[int], pad_id: int,
+    batch_size: int, on_finished: OnFinished, meter: Meter | None,
+) -> None:  # fmt: skip
+    """`decode` for an outside method: requests by their indices, in the order in which they are batched."""
     if method.one_row and batch_size > 1:
         raise UserError(f"method {method.name!r} decodes one sequence at a time", fix="give a batch size of 1")
-    if any(request.temperature for request in requests):
+    if any(request.temperature for _, request in requests):
         raise UserError(f"method {method.name!r} is greedy", fix="give temperature 0")
-    for request in requests:
+    for _, request in requests:
         method.bar(request.threshold)
-    generations: dict[int, Generation] = {}
-    by_length = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt_ids))
     for first in range(0, len(requests), batch_size):
-        indices = by_length[first : first + batch_size]
-        batch = [requests[index] for index in indices]
-        answers = method.continue_batch(model, batch, eos_ids, pad_id, meter)
-        for index, (tokens, accepted) in zip(indices, answers, strict=True):
+        lot = requests[first : first + batch_size]
+        answers = method.continue_batch(model, [request for _, request in lot], eos_ids, pad_id, meter)
+        for (index, request), (tokens, accepted) in zip(lot, answers, strict=True):
             # Cut at the request's own end, and only the forwards up to there count.
-            emitted, finish = end_of(tokens[: requests[index].max_new_tokens], requests[index], eos_ids)
+            emitted, finish = end_of(tokens[: request.max_new_tokens], request, eos_ids)
             settled_by = [number for number, count in enumerate(accepted, 1) for _ in range(count)][:emitted]
-            generations[index] = Generation.of(tokens[:emitted], settled_by, settled_by[-1], finish)
-            on_finished(index, generations[index])
-    return [generations[index] for index in range(len(requests))]
+            on_finished(index, Generation.of(tokens[:emitted], settled_by, settled_by[-1], finish))
