@@ -14,6 +14,7 @@ from torch import Tensor
 from marsbench.decoding.acceptance import bar
 from marsbench.decoding.requests import NewTokens, Seat
 from marsbench.decoding.rows import Accepted, Most, Rows
+from marsbench.decoding.windows import linear_window
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import Decoder
 from marsbench.forward.window import Answer, Window
@@ -33,9 +34,9 @@ class Method(ABC):
         """What its steps need at most, None where no bound can be given: then it has no static step."""
         return None
 
-    @abstractmethod
     def propose(self, rows: Rows) -> Window:
-        """Say what to forward."""
+        """Say what to forward: if nothing else, what is not cached yet, and the drafts."""
+        return linear_window(rows)
 
     @abstractmethod
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:

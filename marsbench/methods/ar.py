@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from marsbench.decoding.reading import verify
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method
-from marsbench.decoding.windows import linear_window
 from marsbench.forward.window import Answer, Window
 
 
@@ -17,9 +16,6 @@ class Autoregressive(Method):
 
     def most(self) -> Most:
         return Most(pending=1, drafted=0, behind=0)
-
-    def propose(self, rows: Rows) -> Window:
-        return linear_window(rows)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         return verify(rows, answer)

@@ -7,7 +7,6 @@ import torch
 from marsbench.decoding.reading import room_for_drafts, verify
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method
-from marsbench.decoding.windows import linear_window
 from marsbench.forward.window import Answer, Window
 
 
@@ -25,9 +24,6 @@ class Jacobi(Method):
 
     def most(self) -> Most:
         return Most(pending=1, drafted=self.window - 1, behind=self.window - 1)
-
-    def propose(self, rows: Rows) -> Window:
-        return linear_window(rows)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         accepted = verify(rows, answer)

@@ -125,8 +125,7 @@ class Uno(MarsVerified):
     groups: int | None = field(default=1, init=False)  # in a line there is one, or none where drafts stand
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
-        accepted, rows.drafts, _, room = self.read(rows, answer)
-        rows.drafted = room.clamp(max=self.window - 1)
+        accepted = super().accept(rows, window, answer)
         rows.groups = rows.drafted.gt(0).long() - 1
         return accepted
 

@@ -3,8 +3,7 @@
 `MarsSpeculative` goes on by itself behind what is verified: mask groups stand after every draft (paper section 4.6).
 """
 
-import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, Literal
 
@@ -91,10 +90,9 @@ class Speculative(Method):
 
     def _lane(self, rows: Rows, drafts: int) -> Rows:
         bar, known = self.drafting.bar(self.draft_threshold if self.draft_method == "mars" else None), rows.extent
-        extent = known._replace(
-            pending=known.draft_pending, drafted=0, even=known.draft_level, thresholded=isfinite(bar)
-        )
-        return dataclasses.replace(
+        pending, even = known.draft_pending, known.draft_level
+        extent = known._replace(pending=pending, drafted=0, even=even, thresholded=isfinite(bar))
+        return replace(
             rows, tokens=rows.tokens.clone(), born=rows.born.clone(), cached=rows.draft_cached, cache=rows.draft_cache,
             end=torch.minimum(rows.length + drafts, rows.end - 1), bar=torch.full_like(rows.bar, bar),
             drafts=rows.tokens[:, :0], drafted=torch.zeros_like(rows.drafted), extent=extent,
