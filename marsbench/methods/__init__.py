@@ -207,9 +207,6 @@ class Decoding(Options):
     def check(self) -> Decoding:
         """Refuse a way to decode that could not work, before anything is loaded for it; else returns itself."""
         check_known("method", self.method, METHODS)
-        for name, known in HOW.items():
-            if (value := getattr(self, name)) is not None:
-                known.check(name, value)
         check_options(self)
         if self.accept and self.threshold is not None:
             raise UserError("--accept one and --threshold contradict each other", fix="leave one of them out")
@@ -244,8 +241,8 @@ HOW = {name: options_of(Decoding)[name] for name in Decoding.__annotations__} | 
 
 
 def check_options(options: Options) -> None:
-    for name, known in {**OPTIONS, "mask_id": HOW["mask_id"]}.items():
-        if (value := getattr(options, name)) is not None:
+    for name, known in HOW.items():
+        if (value := getattr(options, name, None)) is not None:
             known.check(name, value)
     if options.groups is not None and options.layout == "linear":
         raise UserError("layout linear has one group of masks", fix="leave --groups out, or choose --layout groups")
