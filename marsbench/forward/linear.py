@@ -175,10 +175,10 @@ def pack_sites(sites: Sequence[Site]) -> bool:
                 missing.append((site, most))
         has_changed |= site.copy is not copy
         site.copy = copy  # what is replaced is given back before its successor is made
-    needed = sum(weight.nbytes for site, _ in missing for weight in site.weights) * _SPARE
-    if not missing or needed >= psutil.virtual_memory().available:
+    needed = sum(weight.nbytes for site, _ in missing for weight in site.weights)
+    if not missing or _SPARE * needed >= psutil.virtual_memory().available:
         return has_changed
-    room = large_pages(sum(weight.nbytes for site, _ in missing for weight in site.weights))
+    room = large_pages(needed)
     for site, most in missing:
         copy = site.copy = COPIES[_places(site.weights)] = Copy.of(site.weights, site.biases, most)
         place, room = room.tensor_split([copy.packed.nbytes])
