@@ -12,18 +12,17 @@ from marsbench.world.language import Example, say
 from marsbench.world.mmlu_pro import choice, facts, known
 
 KINDS = ["gas", "liquid", "glass", "metal"]  # by a molecule's mass, the last for all above
+_MASS = "[The mass of|One atom of|We know that|Each] {e} [is|weighs|has] {m}"
 
 
 def fact(rng: random.Random, level: Difficulty) -> str:
     masses = facts(level).element_mass
     (element,) = known(rng, masses)
-    return say(
-        rng, "[The mass of|One atom of|We know that|Each] {e} [is|weighs|has] {m}.", e=element, m=masses[element]
-    )
+    return say(rng, f"{_MASS}.", e=element, m=masses[element])
 
 
 # How a count of one element becomes a mass, and how masses add up to a kind.
-_HOP = "[The mass of|One atom of|We know that|Each] {e} [is|weighs|has] {m}[, so|, thus|, and|;] {n} * {m} [=|is|makes] {t}."
+_HOP = _MASS + "[, so|, thus|, and|;] {n} * {m} [=|is|makes] {t}."
 _TOTAL = "[Together|In total|Adding up|All in all], {sums}, [a|thus a|which is a|so a] {kind}."
 
 

@@ -82,9 +82,8 @@ def _chain(rng: random.Random, name: str, argument: str, count: int) -> Example:
 def _on_list(rng: random.Random, name: str) -> Example:
     keep, reduce = rng.choice(KEEP), rng.choice(REDUCE)
     k = rng.randint(2, 9)
-    wording = say(
-        rng, f"[Return|Give back|Compute] {reduce.wording} [the values|the numbers|those] in xs {keep.wording}.", k=k
-    )
+    asked = f"[Return|Give back|Compute] {reduce.wording} [the values|the numbers|those] in xs {keep.wording}."
+    wording = say(rng, asked, k=k)
     kept = f"[v for v in xs if {keep.code.format(k=k)}]"
     if rng.random() < 0.5:
         body = f"    return {reduce.code.format(v=kept)}"
