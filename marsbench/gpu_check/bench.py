@@ -131,9 +131,8 @@ class Bench:
         one_row = METHODS[name].one_row
         self.say(f"{name} on {loaded.model.device.type}{'' if kind is Batch else ', captured'}")
         method, threshold = self.method(name, loaded), _THRESHOLD if METHODS[name].takes_threshold else None
-        requests = [
-            Request(prompt, self.new_tokens, threshold) for prompt in self.requests[: _FEW if one_row else None]
-        ]
+        prompts = self.requests[:_FEW] if one_row else self.requests
+        requests = [Request(prompt, self.new_tokens, threshold) for prompt in prompts]
         settings = {"eos_id": loaded.tokenizer.eos_token_id, "pad_id": loaded.tokenizer.pad_token_id, **ids}
         rows = 1 if one_row else len(requests)
         return [made.tokens for made in decode(loaded.model, method, requests, batch_size=rows, kind=kind, **settings)]
@@ -168,9 +167,8 @@ class Bench:
             watch = Stopwatch()
             done = decode(model, method, requests, eos_id=2, pad_id=0, batch_size=rows, meter=watch, kind=kind)
         steps = [after - before for before, after in zip(watch.stamps, watch.stamps[1:], strict=False)]
-        return Timed(
-            steps, done, length, sum(answer.emitted - 1 for answer in done) / (watch.stamps[-1] - watch.stamps[0])
-        )
+        tokens = sum(answer.emitted - 1 for answer in done)
+        return Timed(steps, done, length, tokens / (watch.stamps[-1] - watch.stamps[0]))
 
     def peak_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated(self.device) if self.on_gpu else None

@@ -32,7 +32,6 @@ from marsbench.training.stages import recipe
 from marsbench.training.trainer import train
 
 _LIMIT_S = 90  # of one check
-_GIB = 2**30
 _SEVEN_B_GIB = 24  # of free memory, without which the 7B model is not tried
 
 
@@ -114,9 +113,8 @@ def training_resumes(bench: Bench) -> Found:
         resumed = run("broken")
     # A loss is a mean over the steps since the last one, or since the training went on: the last three are whole again.
     differ = max(abs(one - other) for one, other in zip(straight[-3:], resumed[-3:], strict=True))
-    return Found(
-        differ < 1e-4 and all(map(math.isfinite, straight)), {"losses": straight, "largest difference": differ}
-    )
+    holds = differ < 1e-4 and all(map(math.isfinite, straight))
+    return Found(holds, {"losses": straight, "largest difference": differ})
 
 
 def attention_in_place(bench: Bench) -> Found:
@@ -168,14 +166,13 @@ def training_step(bench: Bench) -> Found:
         seconds.append(time.perf_counter() - began)
         losses.append(float(loss))
     rate = rows * length / median(seconds[1:])
-    return Found(
-        all(map(math.isfinite, losses)), {"tokens/s": rate, "losses": losses, "peak, bytes": bench.peak_bytes()}
-    )
+    facts = {"tokens/s": rate, "losses": losses, "peak, bytes": bench.peak_bytes()}
+    return Found(all(map(math.isfinite, losses)), facts)
 
 
 def decoding_fits(bench: Bench) -> Found:
     """Models of the paper's sizes fit into the memory while they decode."""
-    facts, free = dict[str, Any](), torch.cuda.mem_get_info(bench.device)[0] / _GIB if bench.on_gpu else 0.0
+    facts, free = dict[str, Any](), torch.cuda.mem_get_info(bench.device)[0] / 2**30 if bench.on_gpu else 0.0
     sizes = [bench.size, *(["7b"] if free >= _SEVEN_B_GIB and not bench.quick else [])]
     for size in sizes:
         bench.forget_peak()
