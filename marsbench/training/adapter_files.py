@@ -21,7 +21,6 @@ HEAD = "draft_head.safetensors"  # where there is one; of which kind, the record
 PREFIX = "base_model.model."  # of peft's names
 _NOT_PLAIN = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")  # peft's: more than maps of one scale
 
-
 # Adapters that came with the package, by the names that they go by wherever a checkpoint's name is asked for.
 SHIPPED = {"smollm2-135m-adapter": Path(__file__).parent.parent / "presets" / "adapters" / "smollm2-135m"}
 

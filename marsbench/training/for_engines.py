@@ -36,9 +36,9 @@ def export(checkpoint: str, to: Engine, out: Path) -> str:
         raise UserError(f"a checkpoint of this kind cannot be written for {to}", where=checkpoint, fix=fix)
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    written = _write_adapter(loaded, folder, partial) if to == "uno" else _write_draft(loaded, folder, partial)
+    write = _write_adapter if to == "uno" else _write_draft
+    served, options, place = write(loaded, folder, partial)
     partial.rename(out)
-    served, options, place = written
     drafts = record.recipe["block_size"] if record else None
     said = {**options, place: str(out), "num_speculative_tokens": drafts or DEFAULT_BLOCK_SIZE}
     return f"vllm serve {served} --speculative-config '{json.dumps(said)}'"

@@ -64,10 +64,9 @@ class GatedAdapter(nn.Module):
 
     @property
     def adapter(self) -> Adapter:
-        maps = zip(self._names, self.downs, self.ups, strict=True)
-        return Adapter(
-            self.vector, {name: LowRank(down, self._strength * up) for name, down, up in maps}, self.of_head.head
-        )
+        pairs = zip(self._names, self.downs, self.ups, strict=True)
+        maps = {name: LowRank(down, self._strength * up) for name, down, up in pairs}
+        return Adapter(self.vector, maps, self.of_head.head)
 
     def get_output_embeddings(self) -> nn.Module:
         head: nn.Module = self.frozen.get_output_embeddings()  # type: ignore[no-untyped-call]

@@ -99,8 +99,7 @@ _LARGEST_MMAP_THRESHOLD = 32 * 2**20
 
 def keep_freed_memory() -> None:
     """Tell glibc to reuse freed memory: a step takes hundreds of tensors, each with a page fault for every 4 KiB."""
-    libc = _glibc()
-    if libc is not None:
+    if (libc := _glibc()) is not None:
         libc.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
         libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
         libc.mallopt(_TOP_PAD, 64 * 2**20)
@@ -108,8 +107,7 @@ def keep_freed_memory() -> None:
 
 def give_back_freed_memory() -> None:
     """Give back whole pages of what is kept: tensors of many sizes leave gaps that the next ones do not fit in."""
-    libc = _glibc()
-    if libc is not None:
+    if (libc := _glibc()) is not None:
         libc.malloc_trim(0)
 
 

@@ -286,9 +286,7 @@ class _Restart(TrainerCallback):
     def __init__(self, cycle: int) -> None:
         self._cycle = cycle
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
-    ) -> None:
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
         if state.global_step % self._cycle == 0:
             given["optimizer"].state.clear()
 
