@@ -96,9 +96,8 @@ def hooked(model: Any, adapter: Adapter, masked: Tensor | None) -> Iterator[None
     decoder = model.get_decoder()
     embeddings, layers = decoder.get_input_embeddings(), {name: _layer(decoder, name) for name in adapter.maps}
     handles = [embeddings.register_forward_hook(_adding(lambda _: adapter.vector, masked))]
-    handles += [
-        layers[name].register_forward_hook(_adding(pair.change, masked, name)) for name, pair in adapter.maps.items()
-    ]
+    for name, pair in adapter.maps.items():
+        handles.append(layers[name].register_forward_hook(_adding(pair.change, masked, name)))
     try:
         yield
     finally:

@@ -69,9 +69,8 @@ class LeanDecoder:
         head = [] if self._lm_head.site is None else [self._lm_head.site]
         attention = decoder.layers[0].self_attn
         size = attention.head_dim
-        self._shape = Shape(
-            attention.q_proj.out_features // size, attention.k_proj.out_features // size, size, attention.scaling
-        )
+        heads, kv_heads = (part.out_features // size for part in (attention.q_proj, attention.k_proj))
+        self._shape = Shape(heads, kv_heads, size, attention.scaling)
         self._is_native = False
         self._with_head = [*self._sites, *head]
         self._packed = 0  # how often copies were made or given up

@@ -40,8 +40,7 @@ class ModuleDecoder:
         missing = [name for name in _ARGUMENTS if name not in takes]
         if missing or getattr(config, "alibi", False):
             raise _refused(model, f"a decoder that takes no {missing[0] if missing else 'position_ids'}")
-        strange = sorted(layer_kinds(config) - {_FULL, _SLIDING})
-        if strange:
+        if strange := sorted(layer_kinds(config) - {_FULL, _SLIDING}):
             raise _refused(model, f"layers of the kind {', '.join(strange)}")
         attention = getattr(config, "_attn_implementation", None)
         if attention is not None and attention not in _MASKED:
@@ -86,8 +85,7 @@ def _masks(config: Any, window: Window, relative: Tensor, dtype: torch.dtype) ->
 
 
 def layer_kinds(config: Any) -> set[str]:
-    kinds = getattr(config, "layer_types", None)
-    if kinds:
+    if kinds := getattr(config, "layer_types", None):
         return set(kinds[: getattr(config, "num_hidden_layers", None)])
     return {_FULL if getattr(config, "sliding_window", None) is None else _SLIDING}
 

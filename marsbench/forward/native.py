@@ -124,8 +124,7 @@ def _load(built: Path) -> None:
 
 def library() -> Path:
     """The library for this CPU, built by one process if need be; `OSError` or `CalledProcessError` if that fails."""
-    compiler = cpp_compiler()
-    if compiler is None:
+    if (compiler := cpp_compiler()) is None:
         raise FileNotFoundError("a C++ compiler")
     torch_at = Path(torch.__file__).parent
     flags = [
