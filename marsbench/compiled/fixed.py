@@ -6,7 +6,7 @@ slots, pending tokens and drafts. Fillers are written to a slot that no row sees
 propose, forward, accept and commit need no number from the device, and the host reads one small tensor a step.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite
@@ -217,8 +217,7 @@ class Fixed(Fitted):
         self._steps.left(self._decoder, self._method, self.stand)
         self.stand = self._step = self._rows = None
 
-    def _needed(self, seats: Iterable[Seat], ahead: int) -> Shape:
-        seats = [*seats]
+    def _needed(self, seats: Collection[Seat], ahead: int) -> Shape:
         if self.lag:
             length = max(seat.end for seat in seats)
         else:  # so many tokens can come with that step, and with each whose tokens are not known yet

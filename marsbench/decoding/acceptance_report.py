@@ -63,8 +63,7 @@ class Acceptance:
 
 def cycle_in_words(generations: Sequence[Generation], meter: Meter, forwards_per_cycle: int) -> str:
     """What a cycle, from drafts to what is right of them, gives and takes behind the prompts."""
-    forwards = sum(one.forwards - 1 for one in generations)
-    if not forwards:
+    if not (forwards := sum(one.forwards - 1 for one in generations)):
         return "no forward behind the prompts"
     tokens = sum(sum(one.accepted[1:]) for one in generations)
     each = forwards_per_cycle / forwards

@@ -55,9 +55,8 @@ class BlockDiffusion(Method):
         chosen = masked & (best | (sure >= rows.bar.unsqueeze(1)))
         settled = chosen | ~self._open(rows, position)
         length = block_start + settled.int().cumprod(1).sum(1)
-        return Accepted(
-            rows.choose(logits, position), position, chosen, length - rows.length, block_start - rows.cached
-        )
+        ids, kept = rows.choose(logits, position), block_start - rows.cached
+        return Accepted(ids, position, chosen, length - rows.length, kept)
 
     def _block_start(self, rows: Rows) -> Tensor:
         return rows.length // self.window * self.window

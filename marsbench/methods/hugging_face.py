@@ -26,9 +26,8 @@ class HfGenerate(OutsideMethod):
     def continue_batch(
         self, model: Any, requests: Sequence[Request], eos_ids: list[int], pad_id: int, meter: Meter | None = None
     ) -> list[tuple[list[int], list[int]]]:
-        watching = [_Forwards(meter)] if meter else []
         with generating_by(model):
-            continued = _generated(model, requests, eos_ids, pad_id, watching)
+            continued = _generated(model, requests, eos_ids, pad_id, [_Forwards(meter)] if meter else [])
         return [(tokens, [1] * len(tokens)) for tokens in continued]
 
 

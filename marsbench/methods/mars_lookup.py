@@ -55,17 +55,16 @@ class MarsLookup(MarsVerified):
 
     def _note(self, rows: Rows, tokens: Tensor, length: Tensor, guesses: Tensor, count: Tensor, sure: Tensor) -> None:
         """Note what is drafted next: `count` [N] of the masks' `guesses` [N, K], or what is looked up."""
-        drafts, drafted = look_up(tokens, length, self.draft_length, longest=self.ngram)
+        most, ngram = self.draft_length, self.ngram
+        drafts, drafted = look_up(tokens, length, most, longest=ngram)
         alone = (drafted > 0) & ((count == 0) | (sure < UNLIKELY))
         if guesses.shape[1]:
-            place = torch.arange(guesses.shape[1] + self.draft_length, device=tokens.device)
+            place = torch.arange(guesses.shape[1] + most, device=tokens.device)
             ours, spare = place < count.unsqueeze(1), tokens.shape[1] - 1
-            both = F.pad(guesses, (0, self.draft_length))
+            both = F.pad(guesses, (0, most))
             longer = tokens.scatter(1, torch.where(ours, length.unsqueeze(1) + place, spare), both)
-            looked_up, more = look_up(
-                longer, length + count, self.draft_length, longest=self.ngram, shortest=self.ngram
-            )
-            behind = looked_up.gather(1, (place - count.unsqueeze(1)).clamp(0, self.draft_length - 1))
+            looked_up, more = look_up(longer, length + count, most, longest=ngram, shortest=ngram)
+            behind = looked_up.gather(1, (place - count.unsqueeze(1)).clamp(0, most - 1))
             alone_too = F.pad(drafts, (0, guesses.shape[1]))
             drafts = torch.where(alone.unsqueeze(1), alone_too, torch.where(ours, both, behind))
             drafted = torch.where(alone, drafted, count + more)
