@@ -152,12 +152,8 @@ def mini_questions(benchmark: str, size: int, difficulty: str = "usual", **_: An
     """The test set of a world's benchmark; `target` is the answer, or a program's verdict, and `checks` is JSON."""
     drawn = world.test_set(benchmark, size, level=world.difficulty(difficulty))
     records = [
-        {
-            "prompt": asked.prompt,
-            "target": str(asked.doc.get("target", "passed")),
-            "checks": json.dumps(dict(asked.doc)),
-        }
-        for asked in drawn
+        {"prompt": one.prompt, "target": str(one.doc.get("target", "passed")), "checks": json.dumps(dict(one.doc))}
+        for one in drawn
     ]
     return {"test": Dataset.from_list(records)}
 

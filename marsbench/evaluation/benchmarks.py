@@ -69,12 +69,10 @@ def _harder(usual: Benchmark, prefix: str, words: str) -> Benchmark:
 
 
 _MINI = tuple(map(_benchmark, world.GENERATORS))
-_HARD = tuple(_harder(usual, "hard_", "harder") for usual in _MINI if usual.name in dict(HARD.taught))
+_HARD = tuple(_harder(each, "hard_", "harder") for each in _MINI if each.name in dict(HARD.taught))
 # Where `hard` ones ask one step more than training shows, the same shapes with as many steps as it shows.
 _LONG = ("mini_gsm8k", "mini_humaneval")
-_WITHIN = tuple(
-    _harder(usual, "within_", "harder, no longer than in training") for usual in _MINI if usual.name in _LONG
-)
+_WITHIN = tuple(_harder(each, "within_", "harder, no longer than in training") for each in _MINI if each.name in _LONG)
 _REAL = tuple(map(_benchmark, ("ifeval", "bbh", "mmlu_pro", "gpqa", "gsm8k", "humaneval")))
 
 _GROUPED = {"mini": _MINI, "hard": _HARD, "within": _WITHIN, "real": _REAL}

