@@ -341,6 +341,7 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "eval: no heads": ([*EVAL, "--method", "medusa"], "heads"),
     "eval: no such checkpoint": ([*EVAL, "--checkpoint", "./nowhere"], "no such checkpoint"),
     "eval: no such policy": ([*EVAL, "--existing", "perhaps"], "rerun"),
+    "eval: a part of no whole": ([*EVAL, "--shard", "5/4"], "from 1/N to N/N"),
     "eval: no such scale": ([*EVAL, "--scale", "huge"], "mini"),
     "eval: window of nothing": ([*EVAL, "--method", "mars-verified", "--window", "0"], "--window"),
     "eval: no tokens": ([*EVAL, "--max-new-tokens", "0"], "--max-new-tokens"),
@@ -359,6 +360,7 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "decode: no mask token": ([*DECODE, "--model", "maskless", "--out", "o.jsonl"], "--mask-id"),
     "reproduce: no such table": (["reproduce", "table99", *HERE], "table2"),
     "reproduce: quick for no sweep": (["reproduce", "table2", "--quick", *HERE], "--quick"),
+    "reproduce: a part of no questions": (["reproduce", "table5", "--shard", "1/2", *HERE], "divides questions"),
     "reproduce: no jobs": (["reproduce", "table2", "--jobs", "0", *HERE], "--jobs"),
     "reproduce: benchmarks that a table has not": (["reproduce", "table8", "--benchmarks", "mini_bbh", *HERE], "gsm8k"),
     "reproduce: a race of five benchmarks": (

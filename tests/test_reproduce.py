@@ -23,16 +23,18 @@ from marsbench import world
 from marsbench.commands.shared import Start
 from marsbench.errors import UserError
 from marsbench.evaluation.lm_eval_model import MarsbenchLM
+from marsbench.executors.tasks import Here
 from marsbench.findings.cells import columns
 from marsbench.findings.collection import collection_of
 from marsbench.overview.pages import judged_collection, parts_at, whole_paper, write_page
+from marsbench.overview.reproduction import reproduce_part
 from marsbench.presets import DEFAULT_SCALE, preset, scales
 from marsbench.progress import quieten_libraries
 from marsbench.rows.kinds import EvaluationRow, TrainingRow
 from marsbench.rows.workspace import Workspace, write_rows
 from marsbench.running.plans import TablePlan
 from marsbench.running.run import Run
-from marsbench.studies import pages, studies, studies_on
+from marsbench.studies import pages, studies, studies_on, study_of
 from marsbench.studies.lines import AR_SFT
 from marsbench.training.stages import recipe
 from marsbench.training.tokenizer import build_tokenizer
@@ -204,6 +206,22 @@ def test_results_of_earlier_commands_are_used_made_again_or_refused(little: Call
     assert rows.read_text().count(first.key) == count + 1
     with pytest.raises(UserError, match="there is a result already"):
         answered(existing="fail", began="2999")
+
+
+def test_parts_make_the_whole(little: Callable[..., Run]) -> None:
+    """Guards against parts that overlap, that make rows or pages, and a whole that asks or scores otherwise."""
+    run = little("mini_gpqa")
+    before = run.row_file.rows()
+    for number in (1, 2):
+        part = replace(run, shard=(number, 2))
+        reproduce_part([study_of("table9")], part, Here(run.workspace.logs, run.reporter))
+    assert run.row_file.rows() == before and not run.workspace.store.exists()
+    for row in measured(run, plan_of("table9")):
+        if isinstance(row, EvaluationRow):
+            whole, *parts = run.answer_logs(row.key)
+            assert row.digests == [json.loads(file.read_text())["digest"] for file in parts] and not whole.exists()
+    with pytest.raises(UserError, match="mini_gpqa: part 3 of 9 has no question"):
+        replace(run, shard=(3, 9)).exam("mini_gpqa")
 
 
 def test_a_table_asks_its_own_benchmarks_only(little: Callable[..., Run]) -> None:

@@ -122,6 +122,8 @@ def test_races_are_made_once_and_again_where_asked(swept: Path, tmp_path: Path) 
     again = {row.contender: row for row in rows_in(output, "again")}
     assert {name: row.key for name, row in again.items()} == {name: row.key for name, row in second.items()}
     assert all(again[name].seconds != row.seconds for name, row in second.items())
+    run_sweep(output, *small, "--shard", "2/2")
+    assert [row.contender for row in rows_in(output, "part2-of-2")] == ["ar", "hf-generate", "mars, tau = 0.2"]
     assert [path.stat().st_mtime_ns for path in sorted(output.rglob("model.safetensors"))] == trained
 
 
@@ -214,12 +216,11 @@ def a_race(model: PreTrainedModel, prompts: list[list[int]], **others: Any) -> R
     return Race(contenders, prompts, batch_size=2, max_new_tokens=5, eos_id=-1, pad_id=0, laps=2, limit_s=0.5)
 
 
-def test_who_fails_or_takes_too_long_drops_out(golden: dict[str, Any], golden_models: dict[str, Any]) -> None:
+def test_who_fails_or_takes_too_long_drops_out(golden_models: dict[str, Any]) -> None:
     """Guards against a sweep that dies with one of its cells, or waits for it forever."""
     ar = build_method("ar", Options())
-    prompts = golden["prompts"][:4] if "prompts" in golden else [[1, 2, 3]] * 4
     others = {"broken": _Failing(ar), "slow": _Failing(ar, pause=0.2)}
-    outcomes = a_race(golden_models["ar"], prompts, **others).run(RoundLog())
+    outcomes = a_race(golden_models["ar"], [[1, 2, 3]] * 4, **others).run(RoundLog())
     assert [outcomes[name].status for name in ("ar", "broken", "slow")] == ["done", "failed", "timeout"]
     assert "out of ideas" in outcomes["broken"].reason and "0.5 s" in outcomes["slow"].reason
     assert len(outcomes["ar"].seconds) == 2 and len(outcomes["ar"].generations) == 4
@@ -251,14 +252,8 @@ def test_a_meter_hears_every_forward(name: str, golden_models: dict[str, Any]) -
 # ---------------------------------------------------------------------- grids
 def test_lists_stand_for_all_their_combinations(tmp_path: Path) -> None:
     """Guards against combinations left out, and against names that do not tell them apart."""
-    grid = {
-        **SMALL,
-        "contenders": [
-            SMALL["contenders"][0],
-            {"method": "mars", "stage": "mars", "threshold": ["one", 0.9], "block_size": [4, 8]},
-        ],
-        "quick": {"prompts": 12},
-    }
+    four = {"method": "mars", "stage": "mars", "threshold": ["one", 0.9], "block_size": [4, 8]}
+    grid = {**SMALL, "contenders": [SMALL["contenders"][0], four], "quick": {"prompts": 12}}
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
     found = read_grid(tmp_path / "grid.yaml")
     assert [(entry.name, entry.threshold, entry.options) for entry in found.contenders[1:]] == [

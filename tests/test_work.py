@@ -203,26 +203,18 @@ def test_processes_end_with_their_driver(by: signal.Signals, tmp_path: Path) -> 
     assert_ends(process)
 
 
-class Heard(Reporter):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
-
-
 # ---- what is shown --------------------------------------------------------------------------------------------------
 def test_ends_are_shown_by_the_work_that_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a run of hours that never says how far it is, and a failure that only its log tells."""
     tasks = [do(name, nothing, tmp_path, title=name, seconds=10.0) for name in "abcd"]
-    heard, notes = Heard(), list[str]()
-    run: Any = SimpleNamespace(reporter=heard, workspace=SimpleNamespace(logs=tmp_path))
+    heard, notes = list[str](), list[str]()
+    monkeypatch.setattr(Reporter, "say", lambda reporter, text: heard.append(text))
+    run: Any = SimpleNamespace(reporter=Reporter(), workspace=SimpleNamespace(logs=tmp_path))
     monkeypatch.setattr(Bar, "update", lambda bar, done, total, note="": notes.append(f"{done} of {total}: {note}"))
     ends = (Ended(task.name, None, UserError("no luck") if task.name == "b" else None, "", 1.0) for task in tasks)
     assert len([*work.shown(ends, tasks, run)]) == 4
     assert notes == ["0 of 40: ", *[f"{10 * done} of 40: {done} pieces done" for done in (1, 2, 3, 4)]]
-    assert heard.lines[:3] == [
+    assert heard[:3] == [
         "4 pieces of work, by their seconds",
         "done: a, less than a minute",
         f"failed: b: no luck (see {tmp_path}/b.log)",
@@ -340,13 +332,10 @@ def test_who_comes_second_waits_and_uses_what_the_first_has_trained(
     micro_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against two trainings of one checkpoint at once, which end each other with a traceback."""
-
-    def trained(*_: object) -> None:
-        raise AssertionError("it was trained twice")
-
-    monkeypatch.setattr("marsbench.training.trainer.train", trained)
-    heard = Heard()
-    run = Run(preset("micro"), Workspace(tmp_path, "micro"), reporter=heard)
+    monkeypatch.setattr("marsbench.training.trainer.train", None)
+    heard = list[str]()
+    monkeypatch.setattr(Reporter, "say", lambda reporter, text: heard.append(text))
+    run = run_in(tmp_path, None)
     checkpoints, rows = Checkpoints(run), list[TrainingRow]()
     chosen = checkpoints.recipe(TrainedStage("base", None))
     folder = run.workspace.checkpoint(chosen)
@@ -355,9 +344,9 @@ def test_who_comes_second_waits_and_uses_what_the_first_has_trained(
     first.acquire()
     second = threading.Thread(target=lambda: rows.append(checkpoints.train(chosen)))
     second.start()
-    while not heard.lines and second.is_alive():
+    while not heard and second.is_alive():
         time.sleep(0.01)
-    assert heard.lines == [f"another command is training {chosen.name} (an unknown process): waiting for it"]
+    assert heard == [f"another command is training {chosen.name} (an unknown process): waiting for it"]
     shutil.copytree(micro_checkpoints / chosen.name, folder)
     first.release()
     second.join(timeout=60)

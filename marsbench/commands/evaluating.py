@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 @decodes()
-@shared.starts("whose", "adapter", "stage", "block_size", "limit", "data_dir", "scale", "seed", "existing", "output")
+@shared.starts(
+    "whose", "adapter", "stage", "block_size", "limit", "shard", "data_dir", "scale", "seed", "existing", "output"
+)
 def eval_(
     start: shared.Start,
     decoding: Decoding,
@@ -58,7 +60,7 @@ def eval_(
         cells = CellRunner(run)
         for name in names:
             row = cells.cell(Asked(line, name, None), loaded, draft)
-            results.append(_as_plain(row, run.workspace.answers(row.key)))
+            results.append(_as_plain(row, run.answer_logs(row.key)[0]))
             if not as_json:
                 typer.echo("\n".join(_in_words(results[-1])))
     if as_json:

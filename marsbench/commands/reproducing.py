@@ -81,7 +81,7 @@ def reproduce(
     """
     from marsbench.executors.tasks import import_ahead
     from marsbench.overview import PRELOAD
-    from marsbench.studies import study_of
+    from marsbench.studies import studies_of_paper, study_of
 
     study = study_of(what) if what != "all" else None
     if quick and study is not None and study.grid is None:
@@ -96,10 +96,14 @@ def reproduce(
         raise UserError(f"--max-steps is not for scale {start.scale}: its pages need full trainings", fix=fix)
     from marsbench.findings.collection import whole_paper_folder
     from marsbench.overview.pages import write_whole_paper
-    from marsbench.overview.reproduction import reproduce_all, reproduce_page
+    from marsbench.overview.reproduction import reproduce_all, reproduce_page, reproduce_part
     from marsbench.overview.work import executor_of
 
     executor = executor_of(run, jobs=jobs, cluster=cluster)
+    if not run.is_whole:
+        reproduce_part([study] if study else studies_of_paper(), run, executor)
+        typer.echo(f"part {start.shard} is answered; after all parts, the same command without --shard makes the page")
+        return
     if what == "all":
         reproduce_all(run, executor, quick=quick)
         index = whole_paper_folder(start.output, start.scale) / "index.md"
@@ -130,7 +134,7 @@ def report(start: shared.Start) -> None:
         typer.echo(f"wrote {page}")
 
 
-@shared.starts("scale", "seed", "existing", "data_dir", "train_all", "checkpoint", "output")
+@shared.starts("scale", "seed", "shard", "existing", "data_dir", "train_all", "checkpoint", "output")
 def sweep(
     start: shared.Start,
     grid: shared.GridFile = None,
@@ -156,8 +160,9 @@ def sweep(
     from marsbench.overview.reproduction import reproduce_sweep
     from marsbench.studies import study_of
 
-    names = "-".join(filter(None, [label, "quick" if quick else ""]))
-    page = reproduce_sweep(study_of("speedup"), run, chosen, names)
+    part = "" if run.is_whole else "part{}-of-{}".format(*run.shard)
+    names = "-".join(filter(None, [label, "quick" if quick else "", part]))
+    page = reproduce_sweep(study_of("speedup"), run, chosen.part(*run.shard), names)
     write_whole_paper(start.output, start.scale)
     typer.echo(f"the page: {page}")
 

@@ -50,8 +50,8 @@ PromptColumn = Annotated[str | None, typer.Option(help="Name of the field with t
 
 # The options of `Start` that make a run and say what it trains on; the others say which checkpoint decodes.
 OF_RUN = (
-    "scale", "seed", "benchmarks", "limit", "data_dir", "train_all", "checkpoint", "output", "base", "chat_data",
-    "max_steps", "compiled", "existing",
+    "scale", "seed", "benchmarks", "limit", "shard", "data_dir", "train_all", "checkpoint", "output", "base",
+    "chat_data", "max_steps", "compiled", "existing",
 )  # fmt: skip
 
 
@@ -63,6 +63,7 @@ class Start:
     seed: int = option("Seed of initial weights and training data.", 0, least=0, most=2**32 - 1)
     benchmarks: str | None = option("Benchmarks: names, `mini` or `real`, with commas [default: the scale's].")
     limit: int | None = option("Only the first N questions of each benchmark.", least=1)
+    shard: str = option("Only part I of N, as I/N: 1/4 to 4/4 may run on four machines that share --output.", "1/1")
     data_dir: Path | None = option("Local copy of the benchmark data.", shown={"envvar": "MARSBENCH_DATA"})
     train_all: bool = option(
         "Train every stage, even if a published checkpoint or a shipped base exists.", False,
@@ -130,6 +131,9 @@ class Start:
         if self.data_dir is not None and not self.data_dir.is_dir():
             fix = "correct --data-dir or MARSBENCH_DATA, or leave both out to load it from the hub"
             raise UserError("there is no such folder of benchmark data", where=str(self.data_dir), fix=fix)
+        number, _, of = self.shard.partition("/")
+        if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+            raise UserError(f"--shard {self.shard} is not part I of N", fix="give it as I/N, from 1/N to N/N")
         from marsbench.evaluation.benchmarks import benchmarks
         from marsbench.rows.workspace import Workspace
 
@@ -141,8 +145,8 @@ class Start:
         from marsbench.running.run import Existing, Run  # heavy
 
         check_known("policy for --existing", self.existing, get_args(Existing))
-        how: Any = {"compiled": self.compiled, "existing": self.existing}
-        return Run(chosen, workspace, seed, asked, limit, data_dir=self.data_dir, **how)
+        how: Any = {"compiled": self.compiled, "existing": self.existing, "data_dir": self.data_dir}
+        return Run(chosen, workspace, seed, asked, limit, (int(number), int(of)), **how)
 
 
 def takes(

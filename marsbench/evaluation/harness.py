@@ -48,6 +48,13 @@ class Exam:
         in_turn = sorted((nth, task) for task, places in self.places.items() for nth in range(len(places)))
         return self.only(self.number(task, nth) for nth, task in in_turn[:limit])
 
+    def shard(self, number: int, of: int) -> "Exam":
+        """One of so many parts, counted from 1."""
+        if not (part := self.asked()[number - 1 :: of]) and of > 1:
+            what = f"{self.benchmark.name}: part {number} of {of} has no question"
+            raise UserError(what, fix=f"{len(self.asked()):,} are asked: choose fewer parts")
+        return self.only(part)
+
     def only(self, wanted: Iterable[int]) -> "Exam":
         """Those of the questions whose number is among the wanted ones."""
         wanted = set(wanted)
@@ -96,9 +103,11 @@ class Scored:
 
 
 class AnswerLog:
-    def __init__(self, file: Path) -> None:
-        self._log = Log[LoggedAnswer](file, LoggedAnswer, what="an answer", mend="remove it; it is answered again")
-        self.answers = {answer.doc_id: answer for answer in self._log.records()}
+    def __init__(self, *files: Path) -> None:
+        """Answers are added to the first file; others have answers of other commands."""
+        how: dict[str, Any] = {"what": "an answer", "mend": "remove it; it is answered again"}
+        self._log, *others = [Log[LoggedAnswer](file, LoggedAnswer, **how) for file in files]
+        self.answers = {answer.doc_id: answer for log in (*others, self._log) for answer in log.records()}
 
     def add(self, answer: LoggedAnswer) -> None:
         self.answers[answer.doc_id] = answer

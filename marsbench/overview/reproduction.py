@@ -29,6 +29,18 @@ def reproduce_page(name: str, run: Run, executor: Executor, *, quick: bool = Fal
     return _write_page(study, run, made[study.key], quick=quick)
 
 
+def reproduce_part(wanted: Sequence[Study], run: Run, executor: Executor) -> None:
+    """Train what some pages need, and log one part of their answers (`Run.shard`); `UserError` if something failed."""
+    asked = [study for study in wanted if study.plans]
+    if not asked:
+        raise UserError("--shard divides questions, and this page asks none", fix="leave it out")
+    for made in carry_out(asked, run, executor).values():
+        if isinstance(made, UserError):
+            raise made
+        if failed := [row.reason for row in made if row.status == "failed"]:
+            raise UserError("; ".join(dict.fromkeys(failed)), fix="correct that; the same command then goes on")
+
+
 def reproduce_sweep(study: Study, run: Run, grid: Grid, label: str = "") -> Path:
     """Race what a grid lacks, and write its rows and page to folders that a label names."""
     return _publish(study, Sweep(run, grid).rows(), _named(run, label))

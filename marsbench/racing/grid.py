@@ -62,6 +62,12 @@ class Grid:
     def checkpoints(self) -> list[TrainedStage]:
         return checkpoints_of(self.contenders)
 
+    def part(self, number: int, of: int) -> "Grid":
+        """The baselines, and one of so many parts of the other contenders, counted from 1."""
+        others = [line for line in self.contenders if line.name not in BASELINES]
+        left = [line for line in others if line not in others[number - 1 :: of]]
+        return replace(self, contenders=tuple(line for line in self.contenders if line not in left))
+
     def at(self, batch_size: int) -> "Grid":
         """The race at one batch size; forward passes are timed with the first."""
         first = batch_size == self.batch_sizes[0]

@@ -33,12 +33,12 @@ class CellRunner:
             return row
         run.reporter.say_once(answering.remark)
         exam, title = run.exam(asked.benchmark, asked.questions), f"{line.label}, {asked.benchmark}{said}"
-        origin, started, log = provenance(seed=run.seed), time.perf_counter(), run.workspace.answers(key)
+        origin, started, logs = provenance(seed=run.seed), time.perf_counter(), run.answer_logs(key)
         chosen, limit = exam.benchmark, run.answer_limit(exam.benchmark.name)
-        if run.existing == "rerun":
-            log.unlink(missing_ok=True)
+        for file in logs if run.existing == "rerun" else ():
+            file.unlink(missing_ok=True)
         with run.reporter.bar(title) as bar:
-            scored = answer(exam, AnswerLog(log), answering, limit, bar.update)
+            scored = answer(exam, AnswerLog(*logs), answering, limit, bar.update)
         cuts = [each.prompt_cut for each in scored.answers]
         run.reporter.say_once(cut_in_words(chosen.name, cuts, room_for_prompt(loaded.model, limit)))
         row = EvaluationRow(
@@ -54,7 +54,8 @@ class CellRunner:
         )  # fmt: skip
         share, speed = sum(row.correct) / len(row.correct), sum(row.emitted) / sum(row.forwards)
         run.reporter.say(f"{title}: {share:.1%} of {len(row.correct)}, {speed:.2f} tokens/forward")
-        run.row_file.append(row)
+        if run.is_whole:
+            run.row_file.append(row)
         return row
 
     def known(self, asked: Asked) -> EvaluationRow | None:

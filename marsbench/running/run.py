@@ -33,6 +33,10 @@ class Run:
     seed: int = 0
     benchmarks: Sequence[str] = ()  # none = the preset's
     limit: int | None = None  # questions per benchmark; None = the preset's
+    shard: tuple[int, int] = (
+        1,
+        1,
+    )  # (i, n): only the ith of n parts of the questions
     data_dir: Path | None = None
     max_new_tokens: int | None = None  # of every answer; None = each benchmark's own limit
     prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward; changes no number
@@ -66,7 +70,7 @@ class Run:
 
         limit = self.questions(questions)
         if (name, limit) not in self._exams:
-            self._exams[name, limit] = prepare(benchmark(name), self.data_dir).first(limit)
+            self._exams[name, limit] = prepare(benchmark(name), self.data_dir).first(limit).shard(*self.shard)
         return self._exams[name, limit]
 
     def cannot_ask(self, name: str, questions: int | None = None) -> str:
@@ -88,6 +92,17 @@ class Run:
         return self.max_new_tokens or benchmark(name).answer_limit(self.scale.max_new_tokens)
 
     # ---- what is there already ----
+
+    @property
+    def is_whole(self) -> bool:
+        return self.shard == (1, 1)
+
+    def answer_logs(self, key: str) -> list[Path]:
+        """Where this run logs the answers of a cell, then, if it is whole, where its parts have logged theirs."""
+        if not self.is_whole:
+            return [self.workspace.answers("{}.{}-of-{}".format(key, *self.shard))]
+        whole = self.workspace.answers(key)
+        return [whole, *sorted(whole.parent.glob(f"{key}.*-of-*.jsonl"))]
 
     def existing_row(self, key: str, kind: type[_RowKind]) -> _RowKind | None:
         row = self.row_file.rows().get(key)
