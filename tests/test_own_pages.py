@@ -242,7 +242,7 @@ def test_digests_and_budgets() -> None:
     found = {digest_of(tokens) for tokens in ([], [1], [1, 2], [12], [2, 1])}
     assert len(found) == 5 and all(len(one) == 8 for one in found)
     done = invoke("reproduce", "table2", "--max-steps", "3", code=2)
-    assert "--max-steps is not for scale mini" in done.stderr
+    assert "--max-steps and --gpus-per-training are not for scale mini" in done.stderr
 
 
 @pytest.mark.slow

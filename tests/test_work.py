@@ -297,6 +297,22 @@ def test_processes_make_what_one_makes(tmp_path: Path, micro_checkpoints: Path) 
         assert chosen.key in run.row_file.rows()
 
 
+@pytest.mark.slow
+def test_processes_train_together(tmp_path: Path) -> None:
+    """Guards against several GPUs that each train a model, and a training on them that runs beside something."""
+    run = run_in(tmp_path, None, gpus_per_training=2)
+    (task,) = graph.trainings([TrainedStage("base", None)], run.scale, work.RunState(run))
+    assert task.alone
+    config = tmp_path / "two.yaml"
+    config.write_text("{compute_environment: LOCAL_MACHINE, distributed_type: MULTI_GPU, mixed_precision: 'no'}")
+    executors.launch(replace(task, settings=graph.settings_of(run)), 2, config)
+    record = finished(run.workspace.checkpoint(recipe(run.scale, "base")))
+    assert record is not None and record.provenance["processes"] == 2
+    config.write_text("{no_such_key: 1}")
+    with pytest.raises(UserError, match="training base on 2 GPUs: a process ended with status 1"):
+        executors.launch(task, 2, config)
+
+
 def test_a_bad_checkpoint_fails_its_cells_and_nothing_else(
     tmp_path: Path, micro_checkpoints: Path, brief_training: None
 ) -> None:

@@ -62,6 +62,7 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="For all, table5 and table6: the sweep's quick grid.")] = False,
     jobs: shared.Jobs = None,
     cluster: shared.ClusterAddress = None,
+    gpus_per_training: Annotated[int, typer.Option(min=1, help="GPUs of one machine that train a stage together.")] = 1,
 ) -> None:
     """Measure a table or figure of the paper, another page, or the whole paper, and write the page.
 
@@ -91,9 +92,10 @@ def reproduce(
     if jobs != 1 and cluster is None:
         import_ahead(PRELOAD)
     run = start.run()
-    if start.max_steps and run.scale.world:
-        fix = f"leave it out, or choose a scale of {', '.join(scales_with_chat_data())}"
-        raise UserError(f"--max-steps is not for scale {start.scale}: its pages need full trainings", fix=fix)
+    run.gpus_per_training = gpus_per_training
+    if run.scale.world and (start.max_steps or gpus_per_training > 1):
+        fix = f"leave them out, or choose a scale of {', '.join(scales_with_chat_data())}"
+        raise UserError(f"--max-steps and --gpus-per-training are not for scale {start.scale}", fix=fix)
     from marsbench.findings.collection import whole_paper_folder
     from marsbench.overview.pages import write_whole_paper
     from marsbench.overview.reproduction import reproduce_all, reproduce_page, reproduce_part

@@ -1,8 +1,11 @@
 """Tasks that depend on each other, and who carries them out: this process, or pools of one process each."""
 
 import os
+import pickle
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -21,6 +24,7 @@ from threading import Thread
 from typing import Any
 
 from marsbench.errors import UserError
+from marsbench.files import PACKAGE
 from marsbench.progress import Reporter
 
 LOOK_S = 1.0  # how long Ctrl-C may have to wait
@@ -82,6 +86,20 @@ def perform(task: Task, made: Sequence[Any], logs: Path, node: str = "") -> Ende
             error = UserError(f"{task.title} failed: {what}", where=str(log), fix=fix)
     took = time.perf_counter() - started
     return Ended(task.name, task.failed(error) if error else value, error, node, took)
+
+
+def launch(task: Task, gpus: int, config: Path = PACKAGE / "presets" / "launch" / "fsdp.yaml") -> None:
+    """Have `accelerate launch` start a process for each GPU; they do a task together, and end with this process."""
+    options = ["--config_file", str(config), "--num_processes", str(gpus), "--main_process_port", "0"]  # any free port
+    with tempfile.NamedTemporaryFile(suffix=".task") as file:
+        file.write(pickle.dumps(task))
+        file.flush()
+        command = [sys.executable, "-m", "accelerate.commands.launch", *options, "-m", __name__, file.name]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, stderr=sys.stderr) as launched:
+            status = launched.wait()
+    if status:
+        what = f"{task.title} on {gpus} GPUs: a process ended with status {status}"
+        raise UserError(what, fix="correct what the log says; the same command then goes on")
 
 
 # ---- all of them ----------------------------------------------------------------------------------------------------
@@ -274,3 +292,8 @@ def _begin(held: Connection, lane: int, gpus: int) -> None:
         import torch
 
         torch.set_num_threads(1)
+
+
+if __name__ == "__main__":  # one of the processes of `launch`
+    Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()  # that has ended which launched it
+    pickle.loads(Path(sys.argv[1]).read_bytes()).run([], Reporter())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from marsbench.errors import UserError
-from marsbench.executors.tasks import Ended, Executor, Here, log_of
+from marsbench.executors.tasks import Ended, Executor, Here, Local, log_of
 from marsbench.overview import PRELOAD
 from marsbench.presets import Preset
 from marsbench.progress import roughly
@@ -87,7 +87,7 @@ class RunState(Known):
         super().__init__(run.scale)
         # Place of a cell -> its row; what could not be made, or measured here -> why.
         self._answers, self._failures, self._missing = dict[str, EvaluationRow](), dict[str, str](), dict[str, str]()
-        self.run = replace(run, failures=self._failures)
+        self.run, self.gpus_per_training = replace(run, failures=self._failures), run.gpus_per_training
         self._cells, self._checkpoints = CellRunner(self.run), Checkpoints(self.run)
 
     def is_trained(self, trained: TrainedStage) -> bool:
@@ -210,6 +210,4 @@ def executor_of(run: Run, *, jobs: int | None = None, cluster: str | None = None
     jobs = jobs or gpus or (min(torch.get_num_threads(), _MOST) if run.scale.world else 1)
     if jobs == 1:
         return Here(run.workspace.logs, run.reporter)
-    from marsbench.executors.tasks import Local
-
     return Local(jobs, run.workspace.logs, gpus=gpus, preload=PRELOAD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import traceback
 from abc import abstractmethod
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmark as benchmark_of
 from marsbench.evaluation.local_data import Unavailable
-from marsbench.executors.tasks import Task
+from marsbench.executors.tasks import Task, launch
 from marsbench.line import TrainedStage
 from marsbench.presets import Preset
 from marsbench.progress import Reporter, quieten_libraries
@@ -98,7 +99,10 @@ class TrainTask(RunTask):
 
         if run.failures:
             raise UserError("; ".join(dict.fromkeys(run.failures.values())), fix="correct that first")
-        Checkpoints(run).path(self.trained)  # trains it where it is not there
+        if run.gpus_per_training > 1 and "LOCAL_RANK" not in os.environ:
+            launch(self, run.gpus_per_training)
+        else:
+            Checkpoints(run).path(self.trained)  # trains it where it is not there
         return Made(trained=self.trained)
 
 
@@ -149,6 +153,8 @@ class AnswerTask(RunTask):
 class Known:
     """What is there already, and what can be had; this base class knows of nothing: a plan from zero."""
 
+    gpus_per_training = 1
+
     def __init__(self, scale: Preset) -> None:
         self._scale = scale
 
@@ -179,7 +185,7 @@ def trainings(wanted: Iterable[TrainedStage], scale: Preset, known: Known) -> li
             tasks[trained] = TrainTask(
                 name=f"training-{trained.slug}", title=f"training {trained.title}",
                 after=after([parent], tasks.values()) if parent else (),
-                seconds=training_s(trained, scale), trained=trained,
+                seconds=training_s(trained, scale), alone=known.gpus_per_training > 1, trained=trained,
             )  # fmt: skip
     return list(tasks.values())
 

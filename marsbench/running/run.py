@@ -39,6 +39,7 @@ class Run:
     )  # (i, n): only the ith of n parts of the questions
     data_dir: Path | None = None
     max_new_tokens: int | None = None  # of every answer; None = each benchmark's own limit
+    gpus_per_training: int = 1
     prefill_positions: int = PREFILL_POSITIONS  # of prompts in one forward; changes no number
     compiled: bool | None = None  # steps as graphs, where they can be; None = where they are recorded
     reporter: Reporter = field(default_factory=Reporter)

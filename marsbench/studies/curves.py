@@ -87,7 +87,7 @@ def _places(seeds: Seeds, curve: str) -> dict[str, int]:
 
 def _slots(rows: Sequence[Row], scale: str, by_seed: BySeed) -> dict[str, str]:
     seeds = [*by_seed.values()]
-    shown, said = {name: caption for name, caption in _FIGURES.items() if _drawn(seeds, name)}, numbers(seeds)
+    shown, said = {name: _FIGURES[name] for name in _drawn(seeds)}, numbers(seeds)
     return {
         **said,
         "outcomes": _outcomes(seeds, said),
@@ -175,14 +175,15 @@ _FIGURES = {
 }
 
 
-def _drawn(seeds: Seeds, name: str) -> list[str]:
-    return [curve for curve in _POINTS if (curve == SIZES) == (name == "sizes") and _places(seeds, curve)]
+def _drawn(seeds: Seeds) -> dict[str, list[str]]:
+    known = [curve for curve in _POINTS if _places(seeds, curve)]
+    curves = {name: [curve for curve in known if (curve == SIZES) == (name == "sizes")] for name in _FIGURES}
+    return {name: some for name, some in curves.items() if some}
 
 
 def _draw(seeds: Seeds, reports_dir: Path) -> list[Path]:
-    drawn = {name: curves for name in _FIGURES if (curves := _drawn(seeds, name))}
-    stem = f"figures/{PLAN.key}_"
-    return [path for name, curves in drawn.items() for path in _figure(seeds, curves, reports_dir / f"{stem}{name}")]
+    stem, drawn = f"figures/{PLAN.key}_", _drawn(seeds).items()
+    return [path for name, curves in drawn for path in _figure(seeds, curves, reports_dir / f"{stem}{name}")]
 
 
 def _figure(seeds: Seeds, curves: Sequence[str], path_stem: Path) -> list[Path]:
