@@ -104,17 +104,13 @@ def micro_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def reproduced(tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path) -> Path:
     """Table 2 at scale micro, reproduced once for all test processes; copy what you change."""
-    from typer.testing import CliRunner
-
-    from marsbench.cli import app
+    from tools import invoke
 
     folder = shared(tmp_path_factory, "reproduced")
     with FileLock(f"{folder}.lock"):
         if not (folder / "reports").exists():
             shutil.copytree(micro_checkpoints, folder / "runs" / "micro" / "checkpoints")
-            words = ["reproduce", "table2", "--scale", "micro", "--jobs", "1", "--output", str(folder)]
-            done = CliRunner().invoke(app, words)
-            assert done.exit_code == 0, done.output
+            invoke("reproduce", "table2", "--scale", "micro", "--jobs", "1", "--output", folder)
     return folder
 
 

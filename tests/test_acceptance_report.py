@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from test_static import EOS, PAD, given, method_of, model  # noqa: F401  # fixtures
-from typer.testing import CliRunner
+from tools import invoke
 
-from marsbench.cli import app
 from marsbench.compiled.fixed import Steps
 from marsbench.decoding.acceptance_report import Acceptance, cycle_in_words
 from marsbench.decoding.engine import Batch, decode
@@ -69,11 +68,9 @@ def test_the_method_auto_is_the_window_that_pays(
     (tmp_path / "in.jsonl").write_text("".join(lines))
     found = {}
     for method in ("ar", "auto"):
-        files = ["--prompt-ids", f"{tmp_path}/in.jsonl", "--out", f"{tmp_path}/{method}"]
-        files += ["--acceptance", f"{tmp_path}/csv"]
+        files = ["--prompt-ids", tmp_path / "in.jsonl", "--out", tmp_path / method, "--acceptance", tmp_path / "csv"]
         ids = ["--eos-id", "2", "--pad-id", "0", "--mask-id", "3", "--max-new-tokens", "24"]
-        done = CliRunner().invoke(app, ["decode", "--model", str(GOLDEN / "mars"), "--method", method, *files, *ids])
-        assert not done.exit_code, done.output
+        done = invoke("decode", "--model", GOLDEN / "mars", "--method", method, *files, *ids)
         found[method] = [json.loads(line) for line in (tmp_path / method).read_text().splitlines()]
     assert asked == [3]
     assert [line["tokens"] for line in found["auto"]] == [line["tokens"] for line in found["ar"]]

@@ -19,18 +19,15 @@ import pytest
 import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
-from click.testing import Result
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from made_up import measured, plan_of
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from tools import in_company, invoke
+from tools import Result, in_company, invoke
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-from typer.testing import CliRunner
 
 from marsbench import presets
-from marsbench.cli import app
 from marsbench.errors import UserError
 from marsbench.files import PACKAGE
 from marsbench.line import Line, TrainedStage
@@ -51,7 +48,6 @@ from marsbench.training.stages import STAGES, lineage, recipe
 from marsbench.training.tokenizer import CHAT_TEMPLATE, prepare_for_chat
 from marsbench.training.trainer import share_of_batch
 
-cli = CliRunner()
 TALK = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "One plus one?"},
@@ -97,10 +93,10 @@ def save_chat(file: Path, *conversations: Any) -> Path:
     return file
 
 
-def train(stage: str, base: Path, chat_data: Path, output: Path) -> Result:
+def train(stage: str, base: Path, chat_data: Path, output: Path, code: int = 0) -> Result:
     """Two steps of a stage and of its parents, by the command line."""
-    start = ("--base", str(base), "--chat-data", str(chat_data), "--max-steps", "2", "--batch-size", "4")
-    return cli.invoke(app, ["train", stage, "--scale", "0.5b", *start, "--output", str(output)])
+    start = ("--base", base, "--chat-data", chat_data, "--max-steps", "2", "--batch-size", "4")
+    return invoke("train", stage, "--scale", "0.5b", *start, "--output", output, code=code)
 
 
 @pytest.fixture(scope="module")
@@ -239,8 +235,7 @@ def test_bad_chat_data_gets_one_clear_message(mistake: str, base: Path, tmp_path
     """Guards against tracebacks, and messages that do not say where."""
     content, where, reason = BAD_DATA[mistake]
     (tmp_path / "chat.jsonl").write_bytes(content)
-    result = train("ar_sft", base, tmp_path / "chat.jsonl", tmp_path)
-    assert result.exit_code == 2, result.output
+    result = train("ar_sft", base, tmp_path / "chat.jsonl", tmp_path, code=2)
     assert str(tmp_path / "chat.jsonl") in result.stderr and where in result.stderr and reason in result.stderr
     assert not list(tmp_path.glob("runs/*/checkpoints/ar_sft*/*.safetensors"))
 
@@ -275,9 +270,7 @@ def test_passes_are_whole_and_differ() -> None:
 def train_mars(base: Path, output: Path) -> Path:
     """Two steps of AR SFT and of MARS from a base; returns the finished checkpoint."""
     data = save_chat(output / "chat.jsonl", *[TALK] * 6)
-    result = train("mars", base, data, output)
-    assert result.exit_code == 0, result.output
-    return Path(result.stdout.strip())
+    return Path(train("mars", base, data, output).stdout.strip())
 
 
 @pytest.mark.parametrize(("spare_rows", "grown"), [(5, 0), (0, 1)])
@@ -377,9 +370,7 @@ def test_accumulation_makes_up_the_batch(base: Path, tmp_path: Path, monkeypatch
     curves = []
     for share in ((4, 1), (1, 4)):
         monkeypatch.setattr("marsbench.training.trainer.share_of_batch", lambda *_, share=share: share)
-        result = train("ar_sft", base, data, tmp_path / str(share))
-        assert result.exit_code == 0, result.output
-        record = records.finished(Path(result.stdout.strip()))
+        record = records.finished(Path(train("ar_sft", base, data, tmp_path / str(share)).stdout.strip()))
         assert record is not None and record.steps == 2
         curves.append(record.losses)
     assert curves[0] == pytest.approx(curves[1], rel=1e-3)
@@ -437,8 +428,7 @@ def test_a_scale_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["doctor", "--scale", "nano"], "ok"),
     )
     for words, said in commands:
-        result = cli.invoke(app, words)
-        assert said in result.output, (words, result.output)
+        assert said in invoke(*words).output, words
     assert presets.scales_shown_with("nano") == ["mini", "135m", "0.5b", "7b", "nano"]
     assert presets.scales_shown_with("micro") == ["micro"]
     assert recipe(preset("nano"), "base").model == recipe(preset("micro"), "base").model

@@ -15,10 +15,9 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers
+from tools import invoke
 from transformers import PreTrainedTokenizerFast
-from typer.testing import CliRunner
 
-from marsbench.cli import app as command
 from marsbench.serving import app
 from marsbench.serving.app import build
 from marsbench.serving.engine_client import EngineClient
@@ -97,16 +96,15 @@ def test_an_empty_key_is_refused(options: list[str], variable: str | None, monke
     """Guards against a key that every request brings, and so none at all."""
     if variable is not None:
         monkeypatch.setenv("MARSBENCH_API_KEY", variable)
-    found = CliRunner().invoke(command, ["serve", "--checkpoint", "nowhere", *options])
-    assert found.exit_code == 2 and "key is empty" in found.output
+    assert "key is empty" in invoke("serve", "--checkpoint", "nowhere", *options, code=2).output
 
 
 def test_addresses_and_options_that_do_not_fit() -> None:
     """Guards against a server open to the network without a word, and narrow windows that save nothing."""
     hosts = ("0.0.0.0", "::", "gpu-7", "localhost", "127.0.0.2", "::1")
     assert [is_local(host) for host in hosts] == [False, False, False, True, True, True]
-    found = CliRunner().invoke(command, ["serve", "--checkpoint", "nowhere", "--adapt", "--compile"])
-    assert found.exit_code != 0 and "--adapt chooses windows" in found.output + str(found.exception)
+    found = invoke("serve", "--checkpoint", "nowhere", "--adapt", "--compile", code=2)
+    assert "--adapt chooses windows" in found.output
 
 
 def test_what_a_server_says_may_find_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
