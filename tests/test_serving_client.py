@@ -10,6 +10,7 @@ import types
 from collections.abc import AsyncGenerator, Callable, MutableMapping
 from multiprocessing.connection import Connection
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from starlette.requests import ClientDisconnect
@@ -66,6 +67,7 @@ async def until(holds: Callable[[], Any], seconds: float = 30.0) -> None:
 
 
 async def answer(client: EngineClient, asked: Job) -> Ending | ApiError:
+    await until(lambda: client.ready)
     stream = Stream(asked, asyncio.Event())
     with client.submitted([stream]):
         await until(lambda: stream.ending)
@@ -112,7 +114,6 @@ def test_deaths_between_answers_are_got_over(monkeypatch: pytest.MonkeyPatch) ->
 
     async def work(client: EngineClient) -> None:
         for number in range(0, 12, 2):
-            await until(lambda: client.ready)
             assert isinstance(await answer(client, job(number, 5)), Ending)
             assert isinstance(await answer(client, job(number + 1)), ApiError)
             await until(lambda: client.ready is None)
@@ -142,7 +143,6 @@ def test_half_a_report_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an event loop that waits for the rest of a report, and so never ends the engine that owes it."""
 
     async def work(client: EngineClient) -> None:
-        await until(lambda: client.ready)
         found = await answer(client, job(1, 5))
         assert isinstance(found, ApiError) and found.code == "engine_lost"
 
@@ -169,7 +169,6 @@ def test_an_answer_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against one request that is decoded, or waits, for ever."""
 
     async def work(client: EngineClient) -> None:
-        await until(lambda: client.ready)
         found = await answer(client, job(1, 5))
         assert isinstance(found, ApiError) and found.status == 504
 
@@ -183,14 +182,9 @@ def test_an_engine_is_started_as_soon_as_it_can_be(monkeypatch: pytest.MonkeyPat
         await until(lambda: client.ready)
         context: Any = engine_client.multiprocessing.get_context("spawn")
         with monkeypatch.context() as patch:
-
-            def refuse() -> None:
-                raise OSError(24, "Too many open files")
-
-            patch.setattr(type(context), "Pipe", lambda *_: refuse())
+            patch.setattr(type(context), "Pipe", Mock(side_effect=OSError(24, "Too many open files")))
             client._process.kill()
             await until(lambda: client._deaths == 2)
-        await until(lambda: client.ready)
         assert isinstance(await answer(client, job(1, 5)), Ending) and not client.over.is_set()
 
     assert "Too many open files" in "".join(tried(answers, monkeypatch, work))

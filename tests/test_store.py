@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -86,11 +87,7 @@ def test_a_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def refuse(number: int) -> Any:
     """A system whose file locks say so, whatever is asked."""
-
-    def flock(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return flock
+    return Mock(side_effect=OSError(number, os.strerror(number)))
 
 
 def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:
@@ -216,11 +213,8 @@ def test_what_cannot_be_written_is_refused(name: str, said: str, tmp_path: Path)
 
 def test_a_folder_without_leave_to_write_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Guards against a folder of somebody else's that is found out at the end."""
-
-    def refuse(**_: object) -> None:  # as the system would, were we not root
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
+    denied = PermissionError(errno.EACCES, "Permission denied")  # as the system would say, were we not root
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", Mock(side_effect=denied))
     with pytest.raises(UserError, match="Permission denied"):
         check_can_be_written(tmp_path / "new" / "out.jsonl", "--out")
 
