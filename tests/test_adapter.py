@@ -13,9 +13,9 @@ import pytest
 import torch
 from test_architectures import EOS, KNOWN, MASK, NEW, PAD, SHAPE, prompts
 from test_host_reads import Operations
-from tools import packing
+from tools import packing, qwen2
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from marsbench.decoding.engine import Batch, KindOfBatch, decode, forward
 from marsbench.decoding.generation import Generation, Request
@@ -63,8 +63,7 @@ def with_noise(model: PreTrainedModel, kind: str | None = None) -> Adapted:
 
 @pytest.fixture
 def model() -> PreTrainedModel:
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(Qwen2Config(**SHAPE)).eval()
+    return qwen2(**SHAPE)
 
 
 def run(model: Any, method: str, kind: KindOfBatch | None = None, **options: Any) -> list[Generation]:
@@ -123,8 +122,7 @@ def test_states_of_tokens_are_equal_to_the_bit(model: PreTrainedModel, dtype: to
 @pytest.mark.parametrize("by", [LeanDecoder, ModuleDecoder])
 def test_the_mask_s_vector_reaches_no_logit_of_a_tied_model(by: type) -> None:
     """Guards against a vector that is added to the embedding's weight, which as the LM head weighs the mask's id."""
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=True)).eval()
+    model = qwen2(**SHAPE, tie_word_embeddings=True)
     assert model.lm_head.weight is model.get_input_embeddings().weight
     if by is ModuleDecoder:
         model.get_decoder().layers[0].register_forward_hook(lambda *_: None)
@@ -218,9 +216,7 @@ def test_an_adapter_of_another_model_is_refused(model: PreTrainedModel) -> None:
     adapter = noisy(model)
     with pytest.raises(UserError, match="no layer"):
         Adapted(KNOWN["gpt2"]().eval(), adapter)
-    fewer = Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, "num_hidden_layers": 2}))
     with pytest.raises(UserError, match=r"no layer layers\.2"):
-        Adapted(fewer, adapter)
-    wider = Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, "intermediate_size": 64}))
+        Adapted(qwen2(**SHAPE | {"num_hidden_layers": 2}), adapter)
     with pytest.raises(UserError, match="another size"):
-        Adapted(wider, adapter)
+        Adapted(qwen2(**SHAPE | {"intermediate_size": 64}), adapter)

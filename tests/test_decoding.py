@@ -112,13 +112,11 @@ def test_a_cycle_of_two_forwards_drafts_and_verifies(golden: dict[str, Any], gol
 @pytest.fixture(scope="module")
 def random_models() -> Models:
     """Untrained models: their outputs end early, late or never, and nothing about them is smooth."""
-    torch.manual_seed(0)
-    shape = tools.SIZES
     models: Models = {
-        "qwen2": hf.Qwen2ForCausalLM(hf.Qwen2Config(**shape)).eval(),
-        "llama": hf.LlamaForCausalLM(hf.LlamaConfig(**shape)).eval(),
-        "qwen3": hf.Qwen3ForCausalLM(hf.Qwen3Config(**shape, head_dim=8)).eval(),
-        "draft": hf.Qwen2ForCausalLM(hf.Qwen2Config(**(shape | {"num_hidden_layers": 1}))).eval(),
+        "qwen2": tools.qwen2(),
+        "llama": tools.llama(None),
+        "qwen3": hf.Qwen3ForCausalLM(hf.Qwen3Config(**tools.SIZES, head_dim=8)).eval(),
+        "draft": tools.qwen2(None, num_hidden_layers=1),
     }
     adapted: Any = Adapted(models["qwen2"], noisy(models["qwen2"], 1.0))
     return models | {"adapted": adapted}

@@ -8,10 +8,11 @@ import pytest
 import torch
 from test_adapter import noise, noisy, tokens, with_noise
 from test_architectures import EOS, MASK, NEW, PAD, SHAPE, prompts
-from test_host_reads import Reads
+from test_host_reads import reads_of
 from test_static import in_flight, llama
+from tools import qwen2
 from torch import Tensor
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from marsbench.compiled import graphs as graphs_module
 from marsbench.compiled.fixed import Steps
@@ -55,8 +56,7 @@ def knowing(model: PreTrainedModel, kind: str) -> Adapted:
 
 @pytest.fixture
 def model() -> PreTrainedModel:
-    torch.manual_seed(0)
-    return Qwen2ForCausalLM(Qwen2Config(**SHAPE)).eval()
+    return qwen2(**SHAPE)
 
 
 def run(
@@ -96,8 +96,7 @@ def test_graphs_say_what_fitted_steps_do(monkeypatch: pytest.MonkeyPatch) -> Non
     """Guards against a graph that leaves the head out, was made for another one, or reads logits before they change."""
     monkeypatch.setattr(graphs_module, "_BACKEND", "aot_eager")
     method, options = LOSSLESS["linear"]
-    torch.manual_seed(0)
-    model = Qwen2ForCausalLM(Qwen2Config(**SHAPE | {"num_hidden_layers": 1})).eval()
+    model = qwen2(**SHAPE | {"num_hidden_layers": 1})
     graphs, knows = Graphs(), knowing(model, "markov")
     for adapted in (knows, Adapted(model, replace(knows.adapter, head=None)), model, knows):
         found = run(adapted, method, graphs.batch, count=1, **options)  # one row: one shape to compile for each
@@ -126,9 +125,7 @@ def test_a_step_reads_one_packed_tensor(kind: str) -> None:
     """Guards against a chain that asks the device what was guessed."""
     method = build_method("mars-verified", Options(mask_id=MASK))
     batch = in_flight(with_noise(llama(0), kind), method)
-    for _ in range(4):
-        with Reads() as reads:
-            batch.step()
+    for reads in reads_of(batch, 4):
         assert reads.count.total() == 1, dict(reads.count)
 
 
@@ -225,18 +222,15 @@ def test_rows_heed_it_as_they_do_alone(kind: str, model: PreTrainedModel) -> Non
 
 def test_extensions_of_speculative_decoding_heed_it(model: PreTrainedModel) -> None:
     """Guards against an extension behind another token than the verified, and a head of other sizes."""
-    adapted, draft = knowing(model, "markov"), llama(0)
+    adapted, draft = knowing(model, "markov"), qwen2(1, **SHAPE | {"num_hidden_layers": 1})
     plain = tokens(run(model, "ar"))
-    draft = Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, "num_hidden_layers": 1})).eval()
     assert tokens(run(adapted, "mars-speculative", draft=draft)) == plain
     bold = {"request": {"threshold": 0.0}, "draft": draft, "draft_length": 1}
     alone = Adapted(model, replace(adapted.adapter, head=None))
     assert tokens(run(adapted, "mars-speculative", **bold)) != tokens(run(alone, "mars-speculative", **bold))
-    more = Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, "vocab_size": 80}))
-    wider = Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, "hidden_size": 64}))
-    for kind, other in (("markov", more), ("network", wider)):
+    for kind, size in (("markov", {"vocab_size": 80}), ("network", {"hidden_size": 64})):
         with pytest.raises(UserError, match="draft head is of another size"):
-            Adapted(model, replace(noisy(model), head=noise(kind, other, 1.0)))
+            Adapted(model, replace(noisy(model), head=noise(kind, qwen2(**SHAPE | size), 1.0)))
 
 
 @pytest.mark.parametrize("vocabulary", [96, 3200, 4999])

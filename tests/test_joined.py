@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from test_graphs import taped
 from test_host_reads import Operations
 from test_static import EOS, MASK, PAD, SETTINGS, llama, method_of
-from tools import packing
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from tools import packing, qwen2
+from transformers import Qwen2ForCausalLM
 
 from marsbench.compiled import graphs as graphs_module
 from marsbench.compiled.fixed import Steps
@@ -43,12 +43,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def qwen(layers: int = 2, dtype: torch.dtype = torch.float32) -> Qwen2ForCausalLM:
-    torch.manual_seed(3)
-    config = Qwen2Config(
-        vocab_size=64, hidden_size=64, num_hidden_layers=layers, intermediate_size=96, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=4096,
+    model = qwen2(
+        3, vocab_size=64, hidden_size=64, num_hidden_layers=layers, intermediate_size=96, tie_word_embeddings=True,
+        max_position_embeddings=4096, initializer_range=0.02,
     )  # fmt: skip
-    model = Qwen2ForCausalLM(config).eval()
     for name, weight in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(weight, std=0.2)
@@ -59,12 +57,8 @@ def launches(layers: int, what: str, dtype: torch.dtype, length: int) -> Counter
     """The operations of one step of fixed shape."""
     model, method = qwen(layers, dtype), method_of(what, {"mask_id": MASK})
     batch = Batch(model, method, eos_id=EOS, pad_id=PAD, on_finished=lambda *_: None, shapes=Steps())
-    batch.join(
-        {
-            row: Request([4 + row, 5] * (length // 2), 20, 0.3 if what == "mars" else None, ignore_eos=True)
-            for row in (0, 1)
-        }
-    )
+    bar = 0.3 if what == "mars" else None
+    batch.join({row: Request([4 + row, 5] * (length // 2), 20, bar, ignore_eos=True) for row in (0, 1)})
     batch.step()
     with Operations() as seen:
         batch.step()
