@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tools
 import torch
-from test_host_reads import Reads
+from test_host_reads import reads_of
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from marsbench.compiled import graphs as graphs_module
@@ -107,8 +107,7 @@ def test_fixed_shapes_change_no_token(what: str, model: LlamaForCausalLM, given:
         found.append(traffic)
     eager, static = found
     assert len(static.done) == REQUESTS
-    assert static.done == eager.done
-    assert static.told == eager.told
+    assert (static.done, static.told) == (eager.done, eager.told)
     assert static.meter.forwards == eager.meter.forwards and static.meter.positions == eager.meter.positions
 
 
@@ -127,13 +126,20 @@ def tokens_of(batch: Batch) -> dict[int, list[int]]:
     return {seat.index: seat.tokens for seat in batch._place.seats.values()}
 
 
+def verify(graphs: Graphs, model: PreTrainedModel, method: Method) -> None:
+    """The first steps as graphs come to what they come to without."""
+    batch, plain = (in_flight(model, method, one) for one in (graphs, None))
+    for _ in range(4):
+        batch.step()
+        plain.step()
+    assert tokens_of(batch) == tokens_of(plain)
+
+
 @pytest.mark.parametrize("what", SETTINGS)
 def test_a_step_reads_one_packed_tensor(what: str, model: LlamaForCausalLM, given: dict[str, Any]) -> None:
     """Guards against reads that creep into a step: each waits for the device."""
     batch = in_flight(model, method_of(what, given))
-    for _ in range(6):
-        with Reads() as reads:
-            batch.step()
+    for reads in reads_of(batch, 6):
         assert reads.count.total() == 1, dict(reads.count)
 
 
@@ -144,28 +150,16 @@ def test_a_step_is_one_graph(
     """Guards against graph breaks (each would raise), and against shapes that are compiled twice."""
     monkeypatch.setattr(graphs_module, "_BACKEND", "eager")
     graphs = Graphs()
-    batch, plain = (in_flight(model, method_of(what, given), one) for one in (graphs, None))
-    for _ in range(3):
-        batch.step()
-        plain.step()
+    verify(graphs, model, method_of(what, given))
     assert len(graphs) == 1
-    assert tokens_of(batch) == tokens_of(plain)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler")
 def test_compiled_steps_follow_the_model(given: dict[str, Any]) -> None:
     """Guards against graphs that keep the weights, or skip the hooks, of the model that they were made for."""
-    model, other = llama(0), llama(5)
-    method, graphs = method_of("mars", given), Graphs()
-
-    def same() -> None:
-        batch, plain = (in_flight(model, method, one) for one in (graphs, None))
-        for _ in range(4):
-            batch.step()
-            plain.step()
-        assert tokens_of(batch) == tokens_of(plain)
-
+    model, other, graphs = llama(0), llama(5), Graphs()
+    same = partial(verify, graphs, model, method_of("mars", given))
     same()
     model.load_state_dict(other.state_dict(), assign=True)
     model.tie_weights()
