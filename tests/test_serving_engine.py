@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import accumulate, chain
 from operator import mul
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -31,6 +32,7 @@ from marsbench.serving.process import slots_within, usual_dtype
 EOS, PAD, MASK = 2, 0, 3
 Prompts = list[list[int]]
 METHODS: tuple[MethodName, ...] = ("ar", "mars", "mars-verified")
+OUT_OF_MEMORY = Mock(side_effect=RuntimeError("out of memory: tried to allocate\nmore"))
 
 
 @pytest.fixture(scope="module")
@@ -62,18 +64,19 @@ class Log:
         self.started: list[int] = []
         self.accepted: Counter[int] = Counter()
 
-    def work(self) -> None:
-        self.engine.work()
-        report = self.engine.report()
-        self.started += report.started
-        for number, pieces in report.tokens.items():
-            assert number not in self.ended
-            self.tokens.setdefault(number, []).extend(chain.from_iterable(pieces))
-        for number, ending in report.ended:
-            assert number not in self.ended, "told twice"
-            self.ended[number] = ending
-        self.state = report.state
-        self.accepted += report.accepted
+    def work(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.engine.work()
+            report = self.engine.report()
+            self.started += report.started
+            for number, pieces in report.tokens.items():
+                assert number not in self.ended
+                self.tokens.setdefault(number, []).extend(chain.from_iterable(pieces))
+            for number, ending in report.ended:
+                assert number not in self.ended, "told twice"
+                self.ended[number] = ending
+            self.state = report.state
+            self.accepted += report.accepted
 
     def run(self) -> None:
         for _ in range(2000):
@@ -161,8 +164,7 @@ def test_the_knob_is_for_those_who_fixed_none(prompts: Prompts, model: Model) ->
     prompt = prompts[0]
     log.engine.submit(job(0, prompt, 40, "mars", ignore_eos=True))
     log.engine.submit(job(1, prompt, 40, "mars", ignore_eos=True, threshold=0.99))
-    for _ in range(4):
-        log.work()
+    log.work(4)
     before = {number: len(tokens) for number, tokens in log.tokens.items()}
     log.engine.settings = replace(log.engine.settings, threshold=0.0)
     log.work()
@@ -188,7 +190,7 @@ def test_lack_of_memory_costs_no_other_answer(prompts: Prompts, model: Model, mo
     log = Log(engine(model))
     log.engine.submit(job(0, prompts[0]))
     with monkeypatch.context() as patch:
-        patch.setattr("marsbench.decoding.step.forward", out_of_memory)
+        patch.setattr("marsbench.decoding.step.forward", OUT_OF_MEMORY)
         log.work()
     log.engine.submit(job(1, prompts[1]))
     log.engine.submit(job(2, [10**6]))
@@ -198,10 +200,9 @@ def test_lack_of_memory_costs_no_other_answer(prompts: Prompts, model: Model, mo
     log = Log(engine(model))
     for number, limit in enumerate((20, 200, 20)):
         log.engine.submit(job(number, prompts[number], limit, "mars", ignore_eos=True))
-    for _ in range(4):
-        log.work()
+    log.work(4)
     with monkeypatch.context() as patch:
-        patch.setattr("marsbench.decoding.step.forward", out_of_memory)
+        patch.setattr("marsbench.decoding.step.forward", OUT_OF_MEMORY)
         log.work()
     log.run()
     assert "out of memory" in log.ended[1].failure and not log.ended[0].failure and not log.ended[2].failure
@@ -213,8 +214,8 @@ def test_lack_of_memory_costs_no_other_answer(prompts: Prompts, model: Model, mo
         log.engine.submit(job(number, prompts[number], ignore_eos=True))
     log.work()
     with monkeypatch.context() as patch:
-        patch.setattr("marsbench.decoding.step.forward", out_of_memory)
-        patch.setattr("marsbench.decoding.engine.Batch.leave", out_of_memory)
+        patch.setattr("marsbench.decoding.step.forward", OUT_OF_MEMORY)
+        patch.setattr("marsbench.decoding.engine.Batch.leave", OUT_OF_MEMORY)
         log.work()
     assert all("out of memory" in log.ended[number].failure for number in range(2))
     log.engine.submit(job(2, prompts[2]))
@@ -299,10 +300,6 @@ def test_a_knob_turns_rows_of_fixed_shape(prompts: Prompts, model: Model) -> Non
     assert found == [[4, 4, 3], [1] * 11]
 
 
-def out_of_memory(*_: object, **__: object) -> None:
-    raise RuntimeError("out of memory: tried to allocate\nmore")
-
-
 def test_verified_answers_are_those_of_ar_whatever_windows_pay(prompts: Prompts, model: Model) -> None:
     """Guards against windows by rows that change a lossless answer, or that of `mars`, which has permitted nothing."""
     prompts = [*prompts, *prompts]
@@ -328,8 +325,7 @@ def test_tau_is_lowered_while_requests_wait_where_that_is_permitted(prompts: Pro
     ]  # fmt: skip
     for number, (method, tau, least) in enumerate(asked):
         log.engine.submit(job(number, prompt, 40, method, threshold=tau, min_threshold=least, ignore_eos=True))
-    for _ in range(3):
-        log.work()
+    log.work(3)
     assert [running.thresholds for running in log.engine._running.values()] == [(tau, tau) for tau in (0.9, 0.5) * 2]
     log.engine.submit(job(4, prompt, 1))
     log.run()
@@ -346,16 +342,14 @@ def test_a_long_prompt_comes_in_pieces_between_the_steps_of_others(
     alone = answered(engine(model), job(0, long))
     log = Log(engine(model))
     log.engine.submit(job(1, prompts[0], 40, ignore_eos=True))
-    log.work()
-    log.work()
+    log.work(2)
     for number in (2, 3):
         log.engine.submit(job(number, long))
     before = len(log.tokens[1])
     while 2 not in log.tokens:
         log.work()
     assert len(log.tokens[1]) - before == 3, "a step after each piece but the last"
-    log.work()
-    log.work()
+    log.work(2)
     assert log.state.running == 3 and 3 not in log.tokens, "in its pieces"
     log.engine.cancel(3)
     log.run()
