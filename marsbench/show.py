@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import StringIO
-from itertools import groupby
+from io import BytesIO, StringIO
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, Group
+from rich.segment import Segment
 from rich.text import Text
 
 from marsbench.errors import UserError
@@ -23,6 +25,8 @@ if TYPE_CHECKING:  # what is only drawn again needs no model
 
 # Two light shades that differ in brightness too, so that neither color vision nor a gray printer matters.
 SHADES = ("#dbe9f6", "#f0a830")
+_KINDS = (".svg", ".png", ".pdf")  # of images
+_COLUMNS, _CELL = 88, (0.07525, 0.16)  # of a picture; a character in inches, at 9 points
 
 
 @dataclass(frozen=True)
@@ -71,16 +75,40 @@ def shaded(generation: Shown, *, color: bool = True) -> Text:
 
 
 def check_image(file: Path) -> None:
-    """Refuse an image that is no SVG, or that cannot be written, before anything is decoded for it."""
-    if file.suffix.lower() != ".svg":
-        raise UserError(f"no image can be drawn with the ending {file.suffix!r}", where=str(file), fix="choose .svg")
+    """Refuse an image of another kind, or that cannot be written, before anything is decoded for it."""
+    if file.suffix.lower() not in _KINDS:
+        fix = f"choose {', '.join(_KINDS)}"
+        raise UserError(f"no image can be drawn with the ending {file.suffix!r}", where=str(file), fix=fix)
     check_can_be_written(file, "--image")
 
 
 def draw(generations: Sequence[Shown], file: Path) -> None:
-    """Write the generations, one under the other, as an SVG."""
-    console = Console(record=True, width=88, file=StringIO())
-    for generation in generations:
-        console.print(generation.summary, style="bold", highlight=False)
-        console.print(shaded(generation), "\n")
-    write_atomically(file, console.export_svg(title="marsbench show").encode())
+    """Write the generations, one under the other, as an image of the kind that the file's name says."""
+    console = Console(record=True, width=_COLUMNS, file=StringIO())
+    parts = [(Text(generation.summary, "bold"), shaded(generation), Text("\n")) for generation in generations]
+    if file.suffix.lower() == ".svg":
+        console.print(*chain(*parts), sep="\n")
+        write_atomically(file, console.export_svg(title="marsbench show").encode())
+    else:
+        write_atomically(file, _picture(console.render_lines(Group(*chain(*parts)), pad=False), file.suffix[1:]))
+
+
+def _picture(lines: Sequence[Sequence[Segment]], kind: str) -> bytes:
+    """A terminal's lines as a picture of matplotlib's."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    figure, width, height = Figure((_COLUMNS * _CELL[0], len(lines) * _CELL[1])), 1 / _COLUMNS, 1 / len(lines)
+    for row, line in enumerate(lines, 1):
+        column = 0
+        for text, style, _ in line:
+            at = column * width, 1 - row * height
+            if style and style.bgcolor:
+                shade = Rectangle(at, cell_len(text) * width, height, color=style.bgcolor.name, linewidth=0)
+                figure.add_artist(shade)
+            weight = "bold" if style and style.bold else "normal"
+            figure.text(*at, text, family="monospace", fontsize=9, weight=weight, va="bottom", parse_math=False)
+            column += cell_len(text)
+    content = BytesIO()
+    figure.savefig(content, format=kind.lower(), dpi=150)
+    return content.getvalue()

@@ -15,6 +15,7 @@ import typer
 import typer.main
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.image import imread
 from tools import Models, Result, invoke
 from torch import nn
 from transformers.generation.streamers import TextIteratorStreamer
@@ -250,9 +251,14 @@ def test_tokens_of_one_forward_are_shown_together(tokenizer: hf.PreTrainedTokeni
     drawn = "".join("".join(ElementTree.parse(tmp_path / "figure.svg").getroot().itertext()).split())
     assert drawn.count("Theansweris☃42.Done") == 2 and "".join(found.summary.split()) in drawn
     assert all((tmp_path / "figure.svg").read_text().count(shade) > 2 for shade in SHADES)
+    draw([found, found], tmp_path / "figure.PNG")
+    pixels = (imread(tmp_path / "figure.PNG")[..., :3] * 255).round().astype(int).reshape(-1, 3).tolist()
+    assert all(pixels.count([*bytes.fromhex(shade[1:])]) > 1000 for shade in SHADES)
+    draw([found], tmp_path / "figure.pdf")
+    assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
 
 
-@pytest.mark.parametrize(("name", "said"), [("a.png", "ending"), ("figure", "ending"), ("folder.svg", "a folder")])
+@pytest.mark.parametrize(("name", "said"), [("a.tiff", "ending"), ("figure", "ending"), ("folder.svg", "a folder")])
 def test_an_image_that_cannot_be_is_refused(name: str, said: str, tmp_path: Path) -> None:
     """Guards against a traceback after the answers have been waited for."""
     (tmp_path / "folder.svg").mkdir()
