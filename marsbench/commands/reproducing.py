@@ -172,7 +172,7 @@ def sweep(
 def results(
     files: Annotated[list[Path], typer.Argument(help="Files or folders of rows: results/mini/sweep.jsonl.")],
     where: Annotated[list[str] | None, typer.Option(help="Rows with FIELD=VALUE (method=mars); repeatable.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the rows to FILE.csv or FILE.jsonl.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the rows to FILE.csv, .parquet or .jsonl.")] = None,
     against: Annotated[Path | None, typer.Option(help="Rows of another run of a sweep: do both agree?")] = None,
 ) -> None:
     """Merge rows of several files, filter them, and export them for other tools.

@@ -12,7 +12,7 @@ from marsbench.findings.sweep import speed_up
 from marsbench.rows.kinds import EvaluationRow, Row, SweepRow, to_json
 from marsbench.rows.workspace import read_rows, rows_text
 
-FORMATS = (".csv", ".jsonl")
+FORMATS = (".csv", ".parquet", ".jsonl")
 
 
 def merged(files: Sequence[Path]) -> list[Row]:
@@ -74,7 +74,7 @@ def derived(row: Row) -> dict[str, float]:
 
 
 def export(rows: Sequence[Row], file: Path) -> Path:
-    """Write rows as CSV (lists as JSON), or as JSON Lines that this program reads again, by the file's name."""
+    """Write rows as CSV or Parquet (lists as JSON), or as JSON Lines that this program reads again, by its name."""
     if file.suffix not in FORMATS:
         raise unknown_name("kind of file", file.suffix or file.name, list(FORMATS))
     check_can_be_written(file, "--out")
@@ -87,4 +87,8 @@ def export(rows: Sequence[Row], file: Path) -> Path:
     # A line per row, a column per field, and columns of what follows from them.
     table = pd.DataFrame([_flat(to_json(row)) | derived(row) for row in rows])
     table = table.map(lambda value: json.dumps(value) if isinstance(value, list) else value)
+    if file.suffix == ".parquet":  # a column there has one type
+        table = table.convert_dtypes()
+        mixed = dict.fromkeys(table.select_dtypes("object"), "string")
+        return write_atomically(file, table.astype(mixed).to_parquet(index=False))
     return write_atomically(file, table.to_csv(index=False).encode())
