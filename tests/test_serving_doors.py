@@ -8,6 +8,7 @@ import tracemalloc
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -248,6 +249,19 @@ def test_routes_that_clients_look_for() -> None:
     assert ask(None, AT, "HEAD")[0] == 405
     for number, kept in (("mine-1", True), ("a b", False)):
         assert (ask({}, headers={"x-request-id": number})[1]["x-request-id"] == number) == kept
+
+
+def test_requests_are_written_down_by_their_numbers(tmp_path: Path) -> None:
+    """Guards against requests that cannot be followed, and texts in a log."""
+    log = tmp_path / "requests.jsonl"
+    for stream in (False, True):
+        ask({"prompt": "xyz", "n": 2, "stream": stream}, headers={"x-request-id": "mine"}, request_log=log)
+    ask({}, headers={"x-request-id": "a b"}, request_log=log)
+    whole, streamed, wrong = (json.loads(line) for line in log.read_text().splitlines())
+    for line in (whole, streamed):
+        assert (line["id"], line["status"], line["route"]) == ("mine", 200, f"POST {AT}") and line["seconds"] >= 0
+        assert (line["completion_tokens"], line["finish"]) == (32, ["length", "length"])
+    assert wrong["id"] != "a b" and wrong["status"] == 400 and "xyz" not in log.read_text()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def show(
     method: Annotated[list[str] | None, typer.Option(help="Method; repeatable [default: ar and mars].")] = None,
     threshold: Annotated[float, typer.Option(help="Confidence threshold, for methods that take one.")] = 0.95,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Limit of the answer.")] = 96,
-    image: Annotated[Path | None, typer.Option(help="Also write a picture: FILE.svg.")] = None,
+    image: Annotated[Path | None, typer.Option(help="Also write a picture: FILE.svg, .png or .pdf.")] = None,
 ) -> None:
     """Print an answer; the tokens of one forward pass have one shade (the paper's Figure 1)."""
     if prompt is not None and not prompt.strip():
@@ -144,6 +144,8 @@ def serve(
             known[name].check(name, value)
     if settings.adapt and settings.compile:
         raise UserError("--adapt chooses windows, but with --compile all cost the same", fix="leave one of them out")
+    if settings.request_log is not None:
+        check_can_be_written(settings.request_log, "--request-log")
     # Found out before anything is trained or loaded: whether the extra that brings a server along is there.
     from marsbench.serving.app import serve as run
 

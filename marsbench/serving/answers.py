@@ -131,8 +131,9 @@ class Answers:
 
 
 class Completion:
-    def __init__(self, answers: Answers, body: AnyRequest) -> None:
-        self._answers, self._body = answers, body
+    def __init__(self, answers: Answers, body: AnyRequest, entry: Body) -> None:
+        """`entry` is the request's line in the log, which hears what the answer took."""
+        self._answers, self._body, self._entry = answers, body, entry
         self._options, self._stops = body.options, body.stops
         self._is_chat = isinstance(body, ChatRequest)
         kind, prefix = ("chat.completion", "chatcmpl") if self._is_chat else ("text_completion", "cmpl")
@@ -223,6 +224,7 @@ class Completion:
         counts = {
             "prompt_tokens": sum(prompts.values()), "completion_tokens": sum(choice.used for choice in self._choices)
         }  # fmt: skip
+        self._entry |= counts | {"finish": [choice.finish for choice in self._choices]}
         of_each = [
             {
                 "method": choice.job.method,

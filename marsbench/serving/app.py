@@ -86,7 +86,7 @@ class Routes:
     async def _answered(self, body: ChatRequest | CompletionRequest, request: Request) -> Response:
         self._check_model(body.model)
         body.check()
-        completion = Completion(self._answers, body)
+        completion = Completion(self._answers, body, request.scope["log"])
         if body.stream:
             return EventStream(completion.events(), self._engine.settings.ping)
         return JSONResponse(await until_gone(request.receive, completion.whole()))

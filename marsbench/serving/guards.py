@@ -3,11 +3,14 @@
 import asyncio
 import base64
 import hmac
+import json
 import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
+from logging import makeLogRecord
+from logging.handlers import RotatingFileHandler
 from typing import Any, TypeVar
 
 import anyio
@@ -20,6 +23,7 @@ from marsbench.serving.messages import Settings
 from marsbench.serving.wire import ApiError, event
 
 T = TypeVar("T")
+_LOG_BYTES = 64 * 2**20  # of a log of requests, which is then moved aside
 
 
 async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -97,7 +101,8 @@ class Guard:
     """
 
     def __init__(self, app: Any, settings: Settings) -> None:
-        self._app, self._settings = app, settings
+        self._app, self._settings, file = app, settings, settings.request_log
+        self._log = RotatingFileHandler(file, maxBytes=_LOG_BYTES, backupCount=1) if file else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -106,10 +111,13 @@ class Guard:
         headers = Headers(scope=scope)
         number = headers.get("x-request-id", "")
         number = number if re.fullmatch(r"[\w.:-]{1,128}", number, re.ASCII) else uuid.uuid4().hex
+        began = time.time()
+        scope["log"] = entry = {"at": began, "id": number, "route": f"{scope['method']} {scope['path']}"}
         added = [(b"x-request-id", number.encode()), (b"x-content-type-options", b"nosniff")]
 
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
+                entry["status"] = message["status"]
                 message = {**message, "headers": [*message["headers"], *added]}
             await send(message)
 
@@ -119,6 +127,10 @@ class Guard:
             return
         except ApiError as error:
             await answer(error)(scope, receive, sent)
+        finally:
+            if self._log is not None:  # what cannot be written is said on the terminal, and ends nothing
+                entry["seconds"] = round(time.time() - began, 4)
+                self._log.handle(makeLogRecord({"msg": json.dumps(entry)}))
 
     async def _let_in(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         prefix = self._settings.root_path.rstrip("/")

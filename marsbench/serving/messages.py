@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from marsbench.decoding.generation import PREFILL_POSITIONS, Dtype, Finish, Request
@@ -123,6 +124,7 @@ class Settings:
     )  # fmt: skip
     cors_origin: tuple[str, ...] = option("Origin (https://HOST) whose pages may ask; * is any.", ())
     root_path: str = option("Path prefix that a proxy adds.", "")
+    request_log: Path | None = option("JSON Lines of all requests, without their texts.")
     # How much is taken in, and how long anything may take.
     max_queue: int = option("Maximum requests that wait or are read; more get 429.", 64, least=1)
     max_body: int = option("Maximum bytes of a request's body.", 4 * 2**20, least=1)
