@@ -27,6 +27,7 @@ LINES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # Steps of one row: method, whether captured -> its slot.
 _ALONE = {("ar", True): "graph_ms", ("ar", False): "eager_ms", ("hf-generate", False): "generate_ms"}
+_BEFORE = "03e4262"  # a commit whose steps had more operations
 _SHOWN_ABOVE = ("steps-near-the-floor", "attention-in-place")  # checks whose numbers the table of steps has
 
 
@@ -76,6 +77,7 @@ def _speed(device: str, steps: Sequence[MethodStepRow]) -> list[str]:
     carried = {size: shown for size, shape in known.items() if (shown := shape.carried())}
     slots = {
         "device": device,
+        "since": _BEFORE if any(str(row.provenance["commit"]).startswith(_BEFORE) for row in steps) else "",
         "said": paragraphs(*[_said(size, shape) for size, shape in known.items()]),
         "costs": each("Milliseconds of a step at the shape of {}:", {size: known[size].table() for size in known}),
         "reckoned": each(
