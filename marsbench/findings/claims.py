@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from marsbench.findings.collection import Collection
-from marsbench.findings.in_words import signed_number, with_interval
+from marsbench.findings.in_words import number, with_interval
 from marsbench.findings.seeds import BySeed, SeedRows, pooled
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.statistics.decisions import SIGNIFICANT, Bound, Verdict, holm, p_value
@@ -89,10 +89,6 @@ class Finding:
         return self.number if self.estimate is None else f"{self.number} {self.claim.unit}"
 
 
-def number(value: float, unit: str, *, signed: bool) -> str:
-    return signed_number(value, DIGITS[unit]) if signed else f"{value:.{DIGITS[unit]}f}"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """One claim. `name` and `text` are for claims that a page shows."""
@@ -121,6 +117,9 @@ class Claim:
     @property
     def tested(self) -> bool:
         return not self.check and not self.untestable
+
+    def number(self, value: float) -> str:
+        return number(value, DIGITS[self.unit], signed=self.signed)
 
     def of(self, rows: Sequence[Row]) -> Finding:
         measured = self.measure(rows)

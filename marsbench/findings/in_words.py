@@ -23,19 +23,20 @@ def bracketed(interval: Interval, digits: int, *, signed: bool = False) -> str:
     """An interval by its limits, as in "[-0.4, +2.8]"; "(no interval)" where it is unbounded."""
     if not isfinite(interval.half_width):
         return "(no interval)"
-    low, high = (signed_number(limit, digits) for limit in (interval.low, interval.high))
-    return f"[{low}, {high}]" if signed else f"[{low}, {high}]".replace("+", "")
+    low, high = (number(limit, digits, signed=signed) for limit in (interval.low, interval.high))
+    return f"[{low}, {high}]"
 
 
 def with_interval(estimate: Estimate, digits: int, *, signed: bool = False) -> str:
     """A value with its interval, as in "+1.2 [-0.4, +2.8]"."""
-    value = signed_number(estimate.value, digits) if signed else f"{estimate.value:.{digits}f}"
+    value = number(estimate.value, digits, signed=signed)
     return f"{value} {bracketed(estimate.interval, digits, signed=signed)}"
 
 
-def signed_number(value: float, digits: int) -> str:
-    """A number with its sign, as in "+1.2"; what rounds to zero is "+0.0" always."""
-    return f"{round(value, digits) + 0.0:+.{digits}f}"
+def number(value: float, digits: int, *, signed: bool = False) -> str:
+    """A number, with its sign if wanted, as in "+1.2"; what rounds to zero has no minus."""
+    text = f"{round(value, digits) + 0.0:+.{digits}f}"
+    return text if signed else text.removeprefix("+")
 
 
 def p_value(value: float | None) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 from marsbench.findings.cells import PUBLISHED_SCALES
-from marsbench.findings.claims import POINTS, Claim, Finding, Section, finding, number
+from marsbench.findings.claims import POINTS, Claim, Finding, Section, finding
 from marsbench.findings.seeds import BySeed
 from marsbench.presets import preset
 from marsbench.rendering.markdown import paragraphs, table
@@ -44,8 +44,7 @@ def tested(claim: Claim) -> str:
 def published(claim: Claim) -> str:
     """The effect in the paper's own numbers, model by model; empty without any."""
     said = {name.removeprefix("Qwen2.5 "): claim.published(scale) for scale, name in PUBLISHED_SCALES.items()}
-    known = {name: value for name, value in said.items() if value is not None}
-    return ", ".join(f"{number(of, claim.unit, signed=claim.signed)} ({name})" for name, of in known.items())
+    return ", ".join(f"{claim.number(of)} ({name})" for name, of in said.items() if of is not None)
 
 
 def verdict(result: Finding, scale: str) -> str:

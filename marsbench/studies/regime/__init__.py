@@ -9,7 +9,7 @@ from pathlib import Path
 
 from marsbench.findings.between_lines import emits, emits_more, more_accurate
 from marsbench.findings.cells import BENCHMARKS, PUBLISHED_SCALES, done_cells, latest_cells, published_average
-from marsbench.findings.claims import Claim, Finding, Measured, number
+from marsbench.findings.claims import Claim, Finding, Measured
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line
 from marsbench.rendering.claims_in_words import tested
@@ -130,7 +130,7 @@ def _criteria(seeds: BySeed) -> str:
         for scale, name in PUBLISHED_SCALES.items():
             if (value := criterion.published(scale)) is not None:
                 where = "" if criterion.bound.low <= value <= criterion.bound.high else ", outside the bound"
-                papers.append(f"{number(value, criterion.unit, signed=criterion.signed)} ({name}{where})")
+                papers.append(f"{criterion.number(value)} ({name}{where})")
         counts = ["n/a", "n/a"] if result.estimate is None else [f"{result.estimate.n:,}", str(result.seeds)]
         line = [criterion.text, tested(criterion), result.found, *counts]
         lines.append([*line, result.side, ", ".join(papers)])

@@ -7,7 +7,7 @@ from operator import sub, truediv
 from typing import Any, NamedTuple, TypeVar
 
 from marsbench.findings.claims import ABSTRACT, POINTS, TIMES, TOKENS, Claim, Section
-from marsbench.findings.in_words import signed_number, with_interval
+from marsbench.findings.in_words import number, with_interval
 from marsbench.findings.sweep import SweepCells, gain, on_sweep, printed_ratio, speed_ratio, speed_up
 from marsbench.paper import published
 from marsbench.rendering.markdown import paragraphs, table
@@ -280,5 +280,5 @@ def _published6() -> str:
         papers = line.published()
         tokens, speed = papers["tokens_per_target_forward"], papers["tokens_per_second"]
         numbers = [f"{tokens:g}", f"{1000 * tokens / speed:.0f}", f"{speed:g}", f"{papers['speedup']:g}"]
-        lines.append([line.words, *numbers, signed_number(papers["accuracy_delta"], 1)])
+        lines.append([line.words, *numbers, number(papers["accuracy_delta"], 1, signed=True)])
     return table(head, lines)
