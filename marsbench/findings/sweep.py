@@ -69,6 +69,9 @@ class SweepCells:
     def at(self, batch_size: int, wanted: Callable[[SweepRow], bool] = lambda row: True) -> list[SweepRow]:
         return [row for (_, size), row in self.done.items() if size == batch_size and wanted(row)]
 
+    def speed_up(self, name: str, batch_size: int, baseline: str | None = None) -> Estimate | None:
+        return speed_up(self.done.get((name, batch_size)), baseline)
+
     def ratio(self, batch_size: int, name: str, baseline: str) -> Estimate | None:
         """Tokens per second of a contender over those of another; None where one of them has no numbers."""
         row, other = self.done.get((name, batch_size)), self.done.get((baseline, batch_size))

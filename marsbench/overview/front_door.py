@@ -7,7 +7,7 @@ from marsbench.findings.cells import PUBLISHED_SCALES, latest_stages, same_answe
 from marsbench.findings.claims import POINTS, TIMES, TOKENS, Finding, Judged
 from marsbench.findings.collection import Collection
 from marsbench.findings.in_words import machines, plus_minus, with_interval
-from marsbench.findings.sweep import SweepCells, printed_ratio, speed_up
+from marsbench.findings.sweep import SweepCells, printed_ratio
 from marsbench.gpu_check.page import Steps, steps_at
 from marsbench.presets import DEFAULT_SCALE
 from marsbench.rendering import claims_in_words as said
@@ -73,7 +73,7 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
     real = next((each for each in collections if each.scale == REAL), Collection(REAL, {}, {}))
     rows = next(iter(real.of(on_gpu.STUDY.key)), [])  # of MARS on the real model
     sweep = SweepCells.of(next(iter(whole.of(SPEED)), ()))
-    generate, alike = speed_up(sweep.eager.done.get(("ar", 1)), "hf-generate"), same_as_sft(sweep)
+    generate, alike = sweep.eager.speed_up("ar", 1, "hf-generate"), same_as_sft(sweep)
     papers = [entry.findings[whole.scale] for entry in judged if entry.claim.papers]
     failed = [finding for finding in papers if said.verdict(finding, whole.scale).startswith("does not hold")]
     toys = [row for page in _RAN for rows in whole.of(page) for row in rows]

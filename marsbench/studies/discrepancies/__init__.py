@@ -163,12 +163,9 @@ def _masks(sweep: SweepCells, seeds: BySeed) -> str:
 
 
 def _load(sweep: SweepCells, seeds: BySeed) -> tuple[str, str]:
-    def speed(sweep: SweepCells, size: int) -> Estimate | None:
-        return speed_up(sweep.done.get((WINDOW, size)))
-
     lines, slow = [], list[int]()
     for row in filter(None, sweep.by_batch(WINDOW)):
-        ratio = _times(seeds, partial(speed, size=row.batch_size))
+        ratio = _times(seeds, partial(SweepCells.speed_up, name=WINDOW, batch_size=row.batch_size))
         lines.append([str(row.batch_size), f"{row.positions_per_forward:.0f}", ratio.number])
         slow += [row.batch_size] if ratio.side != "holds" else []
     most = max(sweep.batch_sizes, default=0)

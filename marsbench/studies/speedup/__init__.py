@@ -29,7 +29,7 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
             "Verified MARS gives the AR tokens of the MARS checkpoint; "
             f"{alike[0]} of {alike[1]} answers equal those of AR SFT, the model before MARS training."
         )
-    again = {size: ratio for size in sweep.batch_sizes if (ratio := speed_up(sweep.done.get((A_A, size))))}
+    again = {size: ratio for size in sweep.batch_sizes if (ratio := sweep.speed_up(A_A, size))}
     fair = f"{', '.join(map(printed_ratio, again.values()))} at batch {', '.join(map(str, again))}"
     return {
         **numbers_of(STUDY.claims, seeds),
