@@ -85,8 +85,11 @@ def speed_claims() -> Iterator[Claim]:
     yield from _table6()
     for name, best in BESTS.items():
         yield _claim(
-            partial(best.over_ar, size=1), name, f"{best.claimed} is faster than AR (batch 1)", compiled=True, ours=True,
-            beside=tuple(_shown(f"batch {size}", partial(best.over_ar, size=size), compiled=True) for size in BATCH_SIZES),
+            partial(best.over_ar, size=1), name, f"{best.claimed} is faster than AR (batch 1)",
+            compiled=True, ours=True,
+            beside=tuple(
+                _shown(f"batch {size}", partial(best.over_ar, size=size), compiled=True) for size in BATCH_SIZES
+            ),
         )  # fmt: skip
 
 
