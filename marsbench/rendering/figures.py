@@ -35,22 +35,17 @@ _LETTERS, _LETTERS_BELOW = 60, 100  # of a name in one line, and below all panel
 
 
 @contextmanager
-def drawn_alike() -> Iterator[None]:
-    """Figures made and saved in a `with` block look the same on every machine, down to the bytes."""
+def drawn_alike(width: float, height: float) -> Iterator[Figure]:
+    """A figure that looks the same on every machine, down to the bytes, if it is saved in the `with` block too."""
     import matplotlib
+    from matplotlib.figure import Figure
 
     with matplotlib.rc_context({"svg.hashsalt": "marsbench", "font.size": 9.0}):
-        yield
+        yield Figure(figsize=(width, height), layout="constrained")
 
 
 def look(place: int) -> dict[str, Any]:
     return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)]}
-
-
-def new_figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 class Labelled(NamedTuple):
@@ -64,8 +59,7 @@ class Labelled(NamedTuple):
 def labelled_figure(panels: Sequence[Labelled], path_stem: Path) -> list[Path]:
     """Draw estimates beside their names, a line each, with a marker per series."""
     names = list(dict.fromkeys(name for panel in panels for estimates in panel.series.values() for name in estimates))
-    with drawn_alike():
-        figure = new_figure(9.5, 0.9 + 0.15 * (len(panels) > 1) + 0.34 * len(names))
+    with drawn_alike(9.5, 0.9 + 0.15 * (len(panels) > 1) + 0.34 * len(names)) as figure:
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
         for axes, panel in zip(grid, panels, strict=True):
             for position, (label, estimates) in enumerate(panel.series.items()):
@@ -145,8 +139,7 @@ def panels_figure(panels: Sequence[Panel], path_stem: Path, *, across: int, x_la
     """Draw panels, so many across, with one legend for all; curves with the same place in a panel look the same."""
     down, entries = ceil(len(panels) / across), 2 * across - 1  # rows of panels, and what a line of the legend holds
     legend = _LEGEND_LINE * ceil((1 + max(len(panel.curves) for panel in panels)) / entries)
-    with drawn_alike():
-        figure = new_figure(_PANEL_WIDTH * across, _PANEL_HEIGHT * down + legend)
+    with drawn_alike(_PANEL_WIDTH * across, _PANEL_HEIGHT * down + legend) as figure:
         grid = figure.subplots(down, across, squeeze=False, sharex="row", sharey="row")
         for axes, panel in zip(grid.flat, panels, strict=True):
             axes.set_title(panel.title, fontsize=9)

@@ -21,7 +21,7 @@ def numbers_table(plan: TablePlan, seeds: BySeed, names: Sequence[str] = ()) -> 
     """The lines of a plan (or those named) with accuracy and speed over all training seeds, beside the paper's."""
     cells = [latest_cells(rows) for rows in seeds.values()]
     shown = [line for line in plan.lines if not names or line.name in names]
-    papers = {metric: _published(plan, [line.name for line in shown], metric) for metric in ("accuracy", _TOKENS)}
+    papers = {metric: [_published(plan, line.name, metric) for line in shown] for metric in _PAPERS}
     heads = {metric: head for metric, head in _PAPERS.items() if any(papers[metric])}
     lines = [["questions", *_counts(cells, plan), "", "", "", *[""] * len(heads)]]
     for place, line in enumerate(shown):
@@ -35,17 +35,14 @@ def numbers_table(plan: TablePlan, seeds: BySeed, names: Sequence[str] = ()) -> 
     return table(["", *columns(plan).values(), "average", "tokens/forward", "seeds", *heads.values()], merged(lines))
 
 
-_TOKENS = "tokens_per_forward"
-_PAPERS = {"accuracy": "paper: average, 0.5B / 7B", _TOKENS: "paper: tokens/forward"}
+_PAPERS = {"accuracy": "paper: average, 0.5B / 7B", "tokens_per_forward": "paper: tokens/forward"}
 
 
-def _published(plan: TablePlan, names: Sequence[str], metric: str) -> list[str]:
-    digits, cells = (1 if metric == "accuracy" else 2), []
-    for name in names:
-        values = [published_average(plan, name, scale, metric) for scale in PUBLISHED_SCALES]
-        said = ["-" if value is None else f"{value:.{digits}f}" for value in values]
-        cells.append(" / ".join(said) if any(value is not None for value in values) else "")
-    return cells
+def _published(plan: TablePlan, name: str, metric: str) -> str:
+    digits = 1 if metric == "accuracy" else 2
+    values = [published_average(plan, name, scale, metric) for scale in PUBLISHED_SCALES]
+    said = ["-" if value is None else f"{value:.{digits}f}" for value in values]
+    return " / ".join(said) if any(value is not None for value in values) else ""
 
 
 def _counts(cells: Sequence[Cells], plan: TablePlan) -> list[str]:

@@ -10,7 +10,7 @@ from marsbench.findings.in_words import machines, plus_minus
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line, TrainedStage
 from marsbench.rendering.claims_in_words import counted
-from marsbench.rendering.figures import Seeds, drawn_alike, error_bars, line_on, look, new_figure, save
+from marsbench.rendering.figures import Seeds, drawn_alike, error_bars, line_on, look, save
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row
@@ -187,8 +187,7 @@ def _draw(seeds: Seeds, reports_dir: Path) -> list[Path]:
 
 
 def _figure(seeds: Seeds, curves: Sequence[str], path_stem: Path) -> list[Path]:
-    with drawn_alike():
-        figure = new_figure(max(5.0, 2.6 * len(curves)), 5.4)
+    with drawn_alike(max(5.0, 2.6 * len(curves)), 5.4) as figure:
         grid = figure.subplots(2, len(curves), squeeze=False, sharey="row", sharex="col")
         for (above, below), curve in zip(grid.T, curves, strict=True):
             for place, (way, points) in enumerate(_points(seeds, curve).items()):
