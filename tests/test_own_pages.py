@@ -87,7 +87,7 @@ def test_a_longer_training_is_raced_over_ar_of_its_own_kind() -> None:
     said = [" ".join(line) for line in lines_of(page)]
     assert any(line.startswith("tau = .95 1.50 [1.50, 1.50] 6.00 [6.00, 6.00] 24.00") for line in said), said
     assert any(line.startswith("compiled `ar` over `hf-generate` 1.00 [1.00, 1.00] 4.00") for line in said), said
-    speeds = [longer._speed(SweepCells.of(race), size) for size in (1, 4, 16)]
+    speeds = [speed.measure(race).estimate for words, speed in longer.STUDY.claims[0].beside if words in longer.FASTER]
     assert [speed.value for speed in speeds] == pytest.approx([1.5, 6.0, 24.0]) and longer._raced([]) == ""
 
 
