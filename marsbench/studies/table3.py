@@ -13,6 +13,8 @@ from marsbench.studies.study import TablePage
 from marsbench.studies.table2 import NOTHING_TO_TEACH
 
 SECTION = Section("Table 3", (4, 3))
+_SMALLEST, _MIDDLE, _LARGEST = BLOCK_SIZES
+_RELEASED, _CLEAN = ABLATIONS
 PLAN = TablePlan(
     "3",
     "What the SFT loss does, by block size, at one token per forward pass",
@@ -22,30 +24,32 @@ PLAN = TablePlan(
 PLAN_ALIGNED = TablePlan(
     "alignment",
     "What the SFT loss does in the paper's alignment",
-    (AR_SFT, *[mars(stage, size) for size in (BLOCK_SIZES[0], BLOCK_SIZES[-1]) for stage in ALIGNED]),
+    (AR_SFT, *[mars(stage, size) for size in (_SMALLEST, _LARGEST) for stage in ALIGNED]),
     questions=200,
     own="Alignment",
     seeds=(6,),
 )
 
 
-def _claims() -> Iterator[Claim]:
-    released, clean = ABLATIONS
-    smallest, middle, largest = BLOCK_SIZES
+def _pair(size: int, without: str, full: str = "mars") -> tuple[str, str]:
+    """MARS with the SFT loss and without it, at one block size."""
+    return mars_name(full, size), mars_name(without, size)
 
-    def helps(size: int, ablation: str) -> Claim:
-        return more_accurate(PLAN, mars_name("mars", size), mars_name(ablation, size))
 
-    others = tuple((f"at B = {size}", helps(size, released)) for size in (middle, largest))
-    yield more_accurate(
-        PLAN, mars_name("mars", smallest), mars_name(released, smallest), "The SFT loss helps (B = 4)", "helps",
-        beside=(*others, ("without the 1/t weights, at B = 4", helps(smallest, clean))),
-    )  # fmt: skip
-    yield as_accurate(
-        PLAN, mars_name("mars", largest), "ar_sft", f"With the SFT loss, MARS matches AR SFT at B = {largest}", "level",
-        untestable=NOTHING_TO_TEACH,
-        beside=((f"at B = {middle}", more_accurate(PLAN, mars_name("mars", middle), "ar_sft")),),
-    )  # fmt: skip
+CLAIMS = (
+    more_accurate(
+        PLAN, *_pair(_SMALLEST, _RELEASED), "The SFT loss helps (B = 4)", "helps",
+        beside=(
+            *[(f"at B = {size}", more_accurate(PLAN, *_pair(size, _RELEASED))) for size in (_MIDDLE, _LARGEST)],
+            ("without the 1/t weights, at B = 4", more_accurate(PLAN, *_pair(_SMALLEST, _CLEAN))),
+        ),
+    ),
+    as_accurate(
+        PLAN, mars_name("mars", _LARGEST), "ar_sft", f"With the SFT loss, MARS matches AR SFT at B = {_LARGEST}",
+        "level", untestable=NOTHING_TO_TEACH,
+        beside=((f"at B = {_MIDDLE}", more_accurate(PLAN, mars_name("mars", _MIDDLE), "ar_sft")),),
+    ),
+)  # fmt: skip
 
 
 def _draw(seeds: Seeds, plan: TablePlan, path_stem: Path) -> list[Path]:
@@ -63,7 +67,7 @@ TABLE3 = TablePage(
     asks="what does the SFT loss do, by block size?",
     section=SECTION,
     plan=PLAN,
-    claims=tuple(_claims()),
+    claims=CLAIMS,
     figure="block_sizes",
     caption="Average accuracy by block size, with and without the SFT loss, with 95 % intervals",
     drawing=_draw,
@@ -71,22 +75,15 @@ TABLE3 = TablePage(
 )
 
 
-def _pairs(full: str, without: str) -> tuple[tuple[str, str], tuple[str, str]]:
-    """MARS with and without the SFT loss at the largest block size, and at the smallest."""
-    smallest, _, largest = BLOCK_SIZES
-    at_largest, at_smallest = ((mars_name(full, size), mars_name(without, size)) for size in (largest, smallest))
-    return at_largest, at_smallest
-
-
-_AT_LARGEST, _AT_SMALLEST = _pairs(*reversed(ALIGNED))
+_AT_LARGEST, _AT_SMALLEST = (_pair(size, *ALIGNED) for size in (_LARGEST, _SMALLEST))
 _HELPS_MORE = gains_more(
     PLAN_ALIGNED, _AT_LARGEST, _AT_SMALLEST,
-    f"In the paper's alignment, the SFT loss helps more at B = {BLOCK_SIZES[-1]} than at B = {BLOCK_SIZES[0]}",
+    f"In the paper's alignment, the SFT loss helps more at B = {_LARGEST} than at B = {_SMALLEST}",
     "helps-more", section=SECTION,
-    published=gains_more(PLAN, *_pairs("mars", ABLATIONS[0])).published,
+    published=gains_more(PLAN, _pair(_LARGEST, _RELEASED), _pair(_SMALLEST, _RELEASED)).published,
     beside=(
-        (f"gain at B = {BLOCK_SIZES[0]}", more_accurate(PLAN_ALIGNED, *_AT_SMALLEST)),
-        (f"gain at B = {BLOCK_SIZES[-1]}", more_accurate(PLAN_ALIGNED, *_AT_LARGEST)),
+        (f"gain at B = {_SMALLEST}", more_accurate(PLAN_ALIGNED, *_AT_SMALLEST)),
+        (f"gain at B = {_LARGEST}", more_accurate(PLAN_ALIGNED, *_AT_LARGEST)),
     ),
 )  # fmt: skip
 IN_PAPERS_ALIGNMENT = TablePage(
@@ -101,8 +98,8 @@ IN_PAPERS_ALIGNMENT = TablePage(
 
 # ---- trained four times as long: are 800 steps too few for larger blocks? ----
 
-_ENDING, _SMALLEST = "_4x_data", BLOCK_SIZES[0]
-_LONG = [("mars", size) for size in BLOCK_SIZES] + [("mars_no_sft", size) for size in (_SMALLEST, BLOCK_SIZES[-1])]
+_ENDING = "_4x_data"
+_LONG = [("mars", size) for size in BLOCK_SIZES] + [("mars_no_sft", size) for size in (_SMALLEST, _LARGEST)]
 _LINES_LONG = AR_SFT, *[mars(stage, size, tau) for tau in (None, 0.95) for stage, size in _LONG]
 PLAN_LONG = TablePlan(
     "blocks",
