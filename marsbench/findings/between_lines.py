@@ -6,6 +6,7 @@ The effect is the mean of those of the benchmarks. Published effects are worked 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import sub
+from statistics import fmean
 from typing import Any
 
 from marsbench.findings.cells import BENCHMARKS, columns, done_cells, latest_cells, published_average, published_values
@@ -135,10 +136,11 @@ def _published_gap(plan: TablePlan, first: Sequence[str], second: Sequence[str],
         {line.name: published_values(plan, line, scale, metric) for line in plan.lines}
         for metric in ("tokens_per_forward", "accuracy")
     )
-    gaps, names = [], columns(plan)
+    names = columns(plan)
     if not all(of[line].keys() >= names.keys() for of in (speeds, heights) for line in (*first, *second)):
         return None
-    for name in names:
-        a, b = ([(speeds[line][name], heights[line][name]) for line in lines] for lines in (first, second))
-        gaps.append(points_gap(a, b))
-    return sum(gaps) / len(gaps)
+
+    def curve(lines: Sequence[str], name: str) -> list[tuple[float, float]]:
+        return [(speeds[line][name], heights[line][name]) for line in lines]
+
+    return fmean(points_gap(curve(first, name), curve(second, name)) for name in names)

@@ -12,7 +12,7 @@ from marsbench.rendering.markdown import paragraphs, table
 from marsbench.statistics.decisions import SIGNIFICANT
 
 _UNTESTABLE, _CONSTRUCTED = "not testable here", "by construction"
-_IN_TURN = ("holds", "does not hold", "open", _UNTESTABLE, _CONSTRUCTED, "not run")  # of a tally
+_IN_TURN = ("holds", "does not hold", "open", _UNTESTABLE, _CONSTRUCTED)  # of a tally, without what was not run
 _PLURAL = {"holds": "hold", "does not hold": "do not hold"}
 HOW_CLAIMS_ARE_JUDGED = (
     "A claim *holds* or *does not hold* if its whole 95 % interval lies on one side of the claim's bound, with "
@@ -109,6 +109,5 @@ def untestable(claims: Iterable[Claim]) -> str:
 
 def tally(results: Iterable[tuple[str, Finding]]) -> str:
     """How many claims have each verdict, as in "3 hold, 1 does not hold, 2 open"."""
-    words = [verdict(one, scale).removesuffix(" in the toy") for scale, one in results]
-    counts = Counter(word for word in words if word != "not run")
+    counts = Counter(verdict(one, scale).removesuffix(" in the toy") for scale, one in results)
     return ", ".join(f"{counts[word]} {_PLURAL.get(word, word)}" for word in _IN_TURN if counts[word])

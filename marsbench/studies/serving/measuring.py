@@ -89,10 +89,9 @@ class Bench:
     def _row(self, cell: Cell, carried: float = 0.0) -> ServingRow:
         policy, effort, targets = cell.policy, self.effort, self.targets
         shots, asked = self._shots(cell, carried)
-        what = f"{policy.name}, {cell.shape} at {cell.load:g}"
 
         def lap() -> dict[str, Any]:
-            self.run.reporter.say(f"{what}, repeat {cell.repeat + 1}")
+            self.run.reporter.say(f"{policy.name}, {cell.shape} at {cell.load:g}, repeat {cell.repeat + 1}")
             heard = self._fired(cell, shots)
             texts = _texts(heard, asked, len(self.prompts))
             hashes = [hashlib.sha256(repr(some).encode()).hexdigest()[:8] if some else "" for some in texts]
