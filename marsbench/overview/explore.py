@@ -20,15 +20,14 @@ from marsbench.studies.figure1 import PLAN, is_right
 from marsbench.studies.figure1 import questions as asked
 from marsbench.world import Example
 
-RACES, ANSWERS = ("speedup", "real-model"), "figure1"  # keys of the studies whose rows it shows
-_PAGES = {"speedup": "The page on speed", "real-model": "The page on the real model"}
+_RACES = {"speedup": "The page on speed", "real-model": "The page on the real model"}  # studies whose races it shows
 
 
 def page_of(collections: Sequence[Collection]) -> str:
     """The page as HTML: a pure function of the rows of scales, of each study those of the first training seed."""
     races = [race for each in collections for race in _races(each)]
     first = collections[0]
-    questions = _questions(next(iter(first.of(ANSWERS)), []), preset(first.scale))
+    questions = _questions(next(iter(first.of(PLAN.key)), []), preset(first.scale))
     template = (Path(__file__).parent / EXPLORE).read_text(encoding="utf-8")
     # Such JSON ends no <script> and opens no comment in it, whatever its texts say.
     data = json.dumps({"races": races, "questions": questions}, separators=(",", ":"), allow_nan=False)
@@ -41,9 +40,9 @@ def _about(collections: Sequence[Collection]) -> str:
     for scale in [preset(each.scale) for each in collections]:
         caveat = scale.caveat.rpartition("**")[2].strip()  # without what it is called above verdicts
         said.append(f"Scale {scale.scale}: {scale.summary}{': ' if caveat else '.'}{caveat}")
-    links = {page: each.links[page] for each in collections for page in _PAGES if page in each.links}
+    links = {page: each.links[page] for each in collections for page in _RACES if page in each.links}
     # A page's address ends in .md, which a browser shows as it is written; a site like GitHub renders it.
-    shown = [f'<a href="{escape(link)}">{_PAGES[page]}</a>' for page, link in links.items()]
+    shown = [f'<a href="{escape(link)}">{_RACES[page]}</a>' for page, link in links.items()]
     return " ".join([*map(escape, said), *([f"In full: {', '.join(shown)} (Markdown)."] if shown else [])])
 
 
@@ -56,7 +55,7 @@ def _races(collection: Collection) -> list[dict[str, Any]]:
             "name": f"scale {collection.scale}, {dtype or 'float32'}, {prompts} prompts, training seed {seed}",
             **_race(sweep, preset(collection.scale)),
         }
-        for page in RACES
+        for page in _RACES
         for seed, rows in list(collection.rows.get(page, {}).items())[:1]
         for (dtype, prompts), sweep in SweepCells.by_race(rows).items()
         if sweep.done

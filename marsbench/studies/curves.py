@@ -27,7 +27,7 @@ CURVES: dict[str, tuple[str, ...]] = {  # words -> the endings of its stages, by
     "base without conversations, ten times the rate": ("_of_text_base_hard", "_of_text_base_hard_4x_data"),
 }
 SIZES = "short bases, gentle rate"
-SCALES_OWN, _FAST, _TEACHING, _BOTH = CURVES  # the first is the recipe of the tables
+SCALES_OWN = next(iter(CURVES))  # the recipe of the tables
 _POINTS = {**CURVES, SIZES: ("_of_small_base", "_of_medium_base", "_of_large_base")}
 _OF = dict(zip(CURVES, ("longest", "fast", "text_base", "both"), strict=True))  # what slots call their last points
 _SUREST, *_THRESHOLDS = 0.99, 0.95, 0.9, 0.8  # the first for curves from the shipped base alone

@@ -47,10 +47,9 @@ def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> Answers:
         raise ValueError(f"nothing to choose from {len(settings)} settings with {sorted(counts)} answers")
     (n,) = counts
     by_even, by_odd = (fastest_within(settings, allowed_loss, range(first, n, 2)) for first in (0, 1))
-    used = [settings[by_even if place % 2 else by_odd] for place in range(n)]
-    every = enumerate(used)
-    answers = [(setting.correct[place], setting.emitted[place], setting.forwards[place]) for place, setting in every]
-    return Answers(*map(list, zip(*answers, strict=True)))
+    answers = [list(zip(each.correct, each.emitted, each.forwards, strict=True)) for each in settings]
+    used = [answers[by_even if place % 2 else by_odd][place] for place in range(n)]
+    return Answers(*map(list, zip(*used, strict=True)))
 
 
 def fastest_within(settings: Sequence[Answers], allowed_loss: float, questions: Sequence[int]) -> int:

@@ -61,8 +61,7 @@ def _line(stage: str, words: str, method: str, **options: Any) -> Line:
 
 
 def _verified(stage: str, layout: str, window: int) -> Line:
-    words = f"verified, {layout} (W = {window})"
-    return _line(stage, words, "mars-verified", layout=layout, block_size=window)
+    return _line(stage, f"verified, {layout} (W = {window})", "mars-verified", layout=layout, block_size=window)
 
 
 def _with_lookup(stage: str, window: int, layout: str = "groups") -> Line:
@@ -136,9 +135,8 @@ def grid_at(scale: Preset, dtype: str, *, beside: bool = False) -> Grid:
     names = {"ar": "ar", **({"hf-generate": "hf-generate", A_A: "ar"} if beside else {})}
     baselines = [Line.raced(name, BASE, method) for name, method in names.items()]
     small = scale.in_seconds
-    ours = [replace(line, name=line.label) for line in _RACED]
     return Grid(
-        contenders=(*baselines, *ours, *(OUTSIDERS if beside else ())),
+        contenders=(*baselines, *[replace(line, name=line.label) for line in _RACED], *(OUTSIDERS if beside else ())),
         batch_sizes=(1, 4),
         prompts=(2 if small else 16) if beside else 4 if small else 48,
         repeats=2 if small else 3 if beside else 1,  # the watched lap has the time of every prompt

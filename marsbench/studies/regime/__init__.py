@@ -132,8 +132,7 @@ def _criteria(seeds: BySeed) -> str:
                 where = "" if criterion.bound.low <= value <= criterion.bound.high else ", outside the bound"
                 papers.append(f"{criterion.number(value)} ({name}{where})")
         counts = ["n/a", "n/a"] if result.estimate is None else [f"{result.estimate.n:,}", str(result.seeds)]
-        line = [criterion.text, tested(criterion), result.found, *counts]
-        lines.append([*line, result.side, ", ".join(papers)])
+        lines.append([criterion.text, tested(criterion), result.found, *counts, result.side, ", ".join(papers)])
     (enough, first), (near, second) = room_on_enough(seeds), above_chance(seeds)
     reach = "benchmarks that may be at chance, by their interval"
     lines[3:3] = [  # they belong to the third
@@ -165,8 +164,6 @@ _SURE, _HARD = 0.95, "_hard_sft"
 _ONE, _ABLATION = mars_name("mars", 4), mars_name("mars_no_sft", 4)
 _B4, _B16 = mars_name("mars", 4, _SURE), mars_name("mars", 16, _SURE)
 _LINES = AR_SFT, mars("mars", 4), *[mars("mars", size, _SURE) for size in BLOCK_SIZES], mars("mars_no_sft", 4)
-
-
 MAP_PLAN = TablePlan(
     "map",
     "Where MARS pays",
