@@ -17,9 +17,7 @@ _ANSWER = "So the answer is {answer}."
 def boolean_expressions(rng: random.Random, level: Difficulty) -> Example:
     """An expression such as `not True and False or True`, reduced by one operator a step."""
     parts = [rng.choice(["", "not "]) + rng.choice(["True", "False"]) for _ in range(rng.choice(level.operands))]
-    expression = parts[0]
-    for part in parts[1:]:
-        expression += rng.choice([" and ", " or "]) + part
+    expression = parts[0] + "".join(rng.choice([" and ", " or "]) + part for part in parts[1:])
     prompt = say(rng, "[Evaluate|What is the value of|Work out|Reduce|Find the truth value of]: {e}", e=expression)
     steps, text = [], expression
     while text not in ("True", "False"):
@@ -64,9 +62,8 @@ def date_understanding(rng: random.Random, level: Difficulty) -> Example:
     today, days, ahead = rng.randrange(7), rng.randint(*level.days), rng.random() < 0.5
     passed = [DAYS[(today + (n if ahead else -n)) % 7] for n in range(1, days + 1)]
     whens = "[in {n} days|{n} days from now|{n} days later]", "[{n} days ago|{n} days before|{n} days earlier]"
-    when = say(rng, whens[0 if ahead else 1], n=days)
     asked = "[Today is|It is|We have] {day}. [Which day|What day of the week|What day] [is|comes] {when}?"
-    prompt = say(rng, asked, day=DAYS[today], when=when)
+    prompt = say(rng, asked, day=DAYS[today], when=say(rng, whens[0 if ahead else 1], n=days))
     counted = ", ".join(f"{n} {day}" for n, day in enumerate(passed, 1))
     way = "[forward|onward]" if ahead else "[back|backward]"
     thought = say(rng, f"[We count|Counting|One by one|Day by day] {way}: {{c}}.", c=counted)

@@ -28,11 +28,10 @@ _TOTAL = "[Together|In total|Adding up|All in all], {sums}, [a|thus a|which is a
 
 def sample(rng: random.Random, level: Difficulty) -> Example:
     masses = facts(level).element_mass
-    elements = known(rng, masses, level.elements_per_molecule)
-    counts = [rng.randint(*level.atoms) for _ in elements]
-    parts = [count * masses[element] for count, element in zip(counts, elements, strict=True)]
+    atoms = [(rng.randint(*level.atoms), element) for element in known(rng, masses, level.elements_per_molecule)]
+    parts = [count * masses[element] for count, element in atoms]
     options, kind = rng.sample(KINDS, len(KINDS)), KINDS[min(sum(parts) // level.mass_per_kind, 3)]
-    molecule = [f"{count} {element}" for count, element in zip(counts, elements, strict=True)]
+    molecule = [f"{count} {element}" for count, element in atoms]
     question = say(
         rng,
         "[A molecule has|One molecule holds|Some molecule is made of|A compound contains] {atoms}. "
@@ -42,8 +41,5 @@ def sample(rng: random.Random, level: Difficulty) -> Example:
     pairs = zip(accumulate(parts), parts[1:], strict=False)
     sums = ", ".join(f"{sum_} + {part} [=|is|makes] {sum_ + part}" for sum_, part in pairs)
     total = say(rng, _TOTAL.replace("{sums}", sums), kind=kind)
-    hops = [
-        say(rng, _HOP, e=element, m=masses[element], n=count, t=part)
-        for element, count, part in zip(elements, counts, parts, strict=True)
-    ]
+    hops = [say(rng, _HOP, e=name, m=masses[name], n=count, t=count * masses[name]) for count, name in atoms]
     return choice(rng, question, options, kind, [*hops, total], f"gpqa {' '.join(molecule)} {options}")

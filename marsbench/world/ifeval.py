@@ -79,9 +79,8 @@ def _written(rules: Mapping[str, Any], things: list[str]) -> str:
     if rules.get("numbered"):
         things = [f"{number} {thing}" for number, thing in enumerate(things, 1)]
     body = "\n".join(f"* {thing}" for thing in things) if starred else ", ".join(things)
-    breaks = "\n" if starred else " "
     parts = [rules.get("opener", ""), body, rules.get("closer", "")]
-    text = breaks.join(part for part in parts if part)
+    text = ("\n" if starred else " ").join(part for part in parts if part)
     text = text.upper() if rules.get("capitals") else text
     return f'"{text}"' if rules.get("quoted") else text
 

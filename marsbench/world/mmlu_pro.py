@@ -37,10 +37,8 @@ class Facts(NamedTuple):
 @cache
 def facts(level: Difficulty) -> Facts:
     rng = random.Random(_SEED)
-    countries = {
-        country: {attribute: rng.choice(COLORS) for attribute in ATTRIBUTES}
-        for country in _names(rng, level.countries, "land")
-    }
+    lands = _names(rng, level.countries, "land")
+    countries = {land: {attribute: rng.choice(COLORS) for attribute in ATTRIBUTES} for land in lands}
     return Facts(countries, {name: rng.randint(2, 9) for name in _names(rng, level.elements, "um", capital=False)})
 
 
