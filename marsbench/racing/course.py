@@ -61,13 +61,12 @@ class Questions:
         """The accuracy of each question's response, 0 or 1; a response is scored once, however often it comes."""
         for name, exam in self.exams.items():
             new = {
-                question.doc_id: response
+                question.doc_id: LoggedAnswer(question.doc_id, response)
                 for question, response in zip(self.questions, responses, strict=True)
                 if question.benchmark == name and (name, question.doc_id, response) not in self._scores
             }
             if new:
-                answers = {number: LoggedAnswer(number, response) for number, response in new.items()}
-                scored = evaluate(exam.only(new), answers)
+                scored = evaluate(exam.only(new), new)
                 for answer, correct in zip(scored.answers, scored.correct, strict=True):
                     self._scores[name, answer.doc_id, answer.response] = correct
         answered = zip(self.questions, responses, strict=True)
@@ -84,17 +83,12 @@ def ask(names: Sequence[str], count: int, tokenizer: Any, data_dir: Path | None 
     """`count` questions from all benchmarks alike, in a chat template; `UserError` where there are not so many."""
     each = per_benchmark(count, names)
     exams = {name: prepare(benchmark(name), data_dir).first(each) for name in names}
+    of_each = list[list[Question]]()
     for name, exam in exams.items():
         if len(exam.asked()) < each:
             raise UserError(f"{name} has {len(exam.asked())} questions, not {each}", fix="ask fewer prompts")
-    prompts = {name: prompts_of(exam, tokenizer) for name, exam in exams.items()}
-    in_turn = zip(*[exam.asked() for exam in exams.values()], strict=True)
-    questions = [
-        Question(name, number, prompts[name][number])
-        for numbers in in_turn
-        for name, number in zip(exams, numbers, strict=True)
-    ]
-    return Questions(exams, questions)
+        of_each.append([Question(name, number, text) for number, text in sorted(prompts_of(exam, tokenizer).items())])
+    return Questions(exams, [question for in_turn in zip(*of_each, strict=True) for question in in_turn])
 
 
 class Prompts(NamedTuple):
@@ -254,11 +248,8 @@ class Course:
         """The race of some contenders at one batch size, of so many timed laps; None = as many as the grid says."""
         contenders = {cell.line.name: self.entrant(cell.line, cell.batch_size) for cell in cells}
         laps = self.grid.repeats if laps is None else laps
-        eos_id, pad_id = default_ids(self.baseline)
-        return Race(
-            contenders, self.prompts.ids, cells[0].batch_size, self.max_new_tokens, eos_id, pad_id, laps,
-            self.grid.timeout_s,
-        )  # fmt: skip
+        decoded = self.prompts.ids, cells[0].batch_size, self.max_new_tokens, *default_ids(self.baseline)
+        return Race(contenders, *decoded, laps, self.grid.timeout_s)
 
     def responses(self, raced: Outcome) -> list[str]:
         tokenizer: Any = self.baseline.tokenizer

@@ -37,7 +37,6 @@ _WORDS = {"threshold": "tau", "cache_block": "B_cache", "tree_width": "tree"}  #
 COMPILED_AR = "ar, compiled"  # what compiled contenders are held against
 BASELINES = ("ar", "hf-generate", COMPILED_AR)  # contenders by these names run in every race
 
-
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 
 

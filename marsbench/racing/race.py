@@ -157,8 +157,7 @@ class Race:
             return Outcome(status="failed", reason="the same prompts did not give the same tokens twice")
         spent = seconds + sum(sum(turn.seconds) for turn in log.turns(name).values())
         if spent > self.limit_s:
-            reason = f"more than {self.limit_s:g} s for {len(self.prompts)} prompts"
-            return Outcome(status="timeout", reason=reason)
+            return Outcome(status="timeout", reason=f"more than {self.limit_s:g} s for {len(self.prompts)} prompts")
         after = [stamp - started for stamp in watch.stamps]  # all rows have joined at the first of these forwards
         first, last = ([round(after[made.settled_by[end] - 1], 6) for made in generations] for end in (0, -1))
         return Outcome(seconds=[seconds], generations=generations, first_token=first, last_token=last, meter=watch)

@@ -55,18 +55,16 @@ def step_times(model: Any, positions: int, progress: Counted) -> dict[str, Any]:
     """Time all shapes of up to so many positions in turn, several times: fields of a `StepTimeRow`."""
     room = context_length(model) - _CONTEXT - _STEPS - 1
     shapes = [(rows, width) for rows in _ROWS for width in _WINDOWS if rows * width <= positions and width < room]
-    seconds: list[list[float]] = [[] for _ in shapes]
-    for repeat in range(_REPEATS + 1):  # the first warms up
-        for number, (rows, width) in enumerate(shapes):
-            seconds_of = _step(model, rows, width)
-            if repeat:
-                seconds[number].append(seconds_of)
-            progress(repeat * len(shapes) + number, (_REPEATS + 1) * len(shapes))
+    turns, seconds = shapes * (_REPEATS + 1), list[float]()  # the first of each warms up
+    for done, shape in enumerate(turns):
+        seconds.append(_step(model, *shape))
+        progress(done, len(turns))
+    of_each = [seconds[place :: len(shapes)][1:] for place in range(len(shapes))]
     rows_of_each, windows = map(list, zip(*shapes, strict=True))
-    return {"context": _CONTEXT, "rows": rows_of_each, "window": windows, "seconds": seconds}
+    return {"context": _CONTEXT, "rows": rows_of_each, "window": windows, "seconds": of_each}
 
 
-def windows_that_pay(model: Any, rows: int, acceptance: Sequence[float] = ()) -> tuple[int, ...]:
+def windows_that_pay(model: Any, rows: int, acceptance: Sequence[float]) -> tuple[int, ...]:
     """The window of drafts in a line that pays for 1 row, 2, ... `rows` here, by their `acceptance`; 1 is `ar`."""
     counts = sorted({min(2**power, rows) for power in range(rows.bit_length() + 1)})
     shapes = [*product(counts, _FEW_WINDOWS)]

@@ -87,8 +87,7 @@ def tune(
             tokens = outcome.emitted / outcome.row_forwards
             settings.append(Setting(line, tokens, 100 * (base[1] - right), speed / base[0]))
     settings.sort(key=lambda setting: -setting.speed_up)
-    allowed = [setting for setting in settings if setting.points_lost <= max_points_lost]
-    best = max(allowed, key=lambda setting: setting.speed_up)
+    best = next(setting for setting in settings if setting.points_lost <= max_points_lost)
     if best.contender == course.plain:
         return Advice(settings, best, None)
     pair = [cell for cell in course.cells(batch_size) if cell.line in (course.plain, best.contender)]
