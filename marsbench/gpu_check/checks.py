@@ -54,9 +54,8 @@ def graphs_agree(bench: Bench) -> Found:
     loaded, facts = bench.trained(), dict[str, Any]()
     for name in METHODS:
         method = bench.method(name, loaded)
-        if isinstance(method, OutsideMethod) or method.most() is None:
-            continue
-        facts[name] = _agree(bench, loaded, bench.captured(), name)
+        if not isinstance(method, OutsideMethod) and method.most() is not None:
+            facts[name] = _agree(bench, loaded, bench.captured(), name)
     kind = bench.captured()
     before = bench.answers(loaded, "ar", kind)
     # Where the first EOS may have lain.
@@ -119,19 +118,19 @@ def training_resumes(bench: Bench) -> Found:
 
 def attention_in_place(bench: Bench) -> Found:
     """Attention takes no longer over a new key length than over a known one."""
-    lengths, met = range(400, 410 if bench.quick else 430), dict[str, list[float]]()
+    seconds: dict[str, list[float]] = {"new length, s": [], "known length, s": []}
     query = torch.randn(1, 2, 7, 64, device=bench.device, dtype=bench.half)
-    for lap in ("new", "known"):
-        for length in lengths:
+    for of_lap in seconds.values():
+        for length in range(400, 410 if bench.quick else 430):
             keys = torch.randn(1, length, 2, 64, device=bench.device, dtype=bench.half).transpose(1, 2)
             mask = torch.zeros(1, 1, 1, length, device=bench.device, dtype=bench.half)
             synchronize()
             began = time.perf_counter()
             F.scaled_dot_product_attention(query, keys, keys, mask)
             synchronize()
-            met.setdefault(f"{lap} length, s", []).append(time.perf_counter() - began)
-    new, known = (median(met[f"{lap} length, s"][1:]) for lap in ("new", "known"))
-    return Found(new < 5 * known + 1e-3, {"new length, s": new, "known length, s": known})
+            of_lap.append(time.perf_counter() - began)
+    facts = {name: median(of_lap[1:]) for name, of_lap in seconds.items()}
+    return Found(facts["new length, s"] < 5 * facts["known length, s"] + 1e-3, facts)
 
 
 def steps_near_the_floor(bench: Bench) -> Found:
@@ -142,8 +141,7 @@ def steps_near_the_floor(bench: Bench) -> Found:
     kinds: dict[str, KindOfBatch] = {"eager": Batch, "captured": bench.captured()}
     for rows, name in product((1,) if bench.quick else (1, 16), ("ar", "mars", "mars-verified")):
         for said, kind in kinds.items():
-            timed = bench.timed(model, name, rows=rows, kind=kind)
-            facts[f"{name}, {rows} at once, {said}, s"] = median(timed.steps)
+            facts[f"{name}, {rows} at once, {said}, s"] = median(bench.timed(model, name, rows=rows, kind=kind).steps)
     faster = facts["ar, 1 at once, captured, s"] < facts["ar, 1 at once, eager, s"]
     return Found(faster if bench.on_gpu else None, facts)  # on a CPU nothing is captured
 
@@ -165,16 +163,14 @@ def training_step(bench: Bench) -> Found:
         synchronize()
         seconds.append(time.perf_counter() - began)
         losses.append(float(loss))
-    rate = rows * length / median(seconds[1:])
-    facts = {"tokens/s": rate, "losses": losses, "peak, bytes": bench.peak_bytes()}
+    facts = {"tokens/s": rows * length / median(seconds[1:]), "losses": losses, "peak, bytes": bench.peak_bytes()}
     return Found(all(map(math.isfinite, losses)), facts)
 
 
 def decoding_fits(bench: Bench) -> Found:
     """Models of the paper's sizes fit into the memory while they decode."""
     facts, free = dict[str, Any](), torch.cuda.mem_get_info(bench.device)[0] / 2**30 if bench.on_gpu else 0.0
-    sizes = [bench.size, *(["7b"] if free >= _SEVEN_B_GIB and not bench.quick else [])]
-    for size in sizes:
+    for size in (bench.size, *(["7b"] if free >= _SEVEN_B_GIB and not bench.quick else [])):
         bench.forget_peak()
         model = bench.random_model(size, bench.half)
         timed = bench.timed(model, "mars", rows=1 if bench.quick else 16, kind=Batch)

@@ -114,10 +114,9 @@ class Steps:
         return table(["rows", "`ar` (% of reading)", *LINES], lines)
 
     def reckoning(self) -> str:
-        heads = {**BENCHMARKS, "average": "average of six"}
         lines = [
             [head, f"{self.emitted[name]:.2f}", *[f"{self.emitted[name] / cost:.2f}" for cost in self.costs.values()]]
-            for name, head in heads.items()
+            for name, head in {**BENCHMARKS, "average": "average of six"}.items()
         ]
         return table(["", "published tokens/forward", *[f"{batch} rows" for batch in self.costs]], lines)
 
