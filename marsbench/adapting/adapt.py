@@ -16,7 +16,7 @@ import torch
 from marsbench.answering import Answering, fit, load_aloud
 from marsbench.decoding.acceptance_report import Acceptance
 from marsbench.decoding.generation import Request
-from marsbench.distilling.distill import Distiller, read_prompts, self_asked
+from marsbench.distilling.distill import Distiller, Prompt, read_prompts, self_asked
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
 from marsbench.findings.in_words import with_interval
@@ -34,7 +34,6 @@ from marsbench.running.checkpoints import Checkpoints
 from marsbench.running.run import Run
 from marsbench.running.training_cost import training_speed
 from marsbench.statistics.intervals import Estimate
-from marsbench.training.chat_data import Message
 from marsbench.training.checkpoints import default_device, ship, with_adapter
 from marsbench.training.memory import at_hand
 from marsbench.training.records import AT_PLACE, RECORD, finished, in_json
@@ -125,15 +124,13 @@ _SHORTEST = 10  # steps of a training that is worth starting
 _COPIES = 2.5  # of the model in fp32, that memory must have room for
 
 
-def _check_enough(prompts: Sequence[list[Message]], source: Path) -> None:
+def _check_enough(prompts: Sequence[Prompt], source: Path) -> None:
     if len(prompts) < _FEWEST:
         raise UserError(f"{len(prompts)} prompts are too few", where=str(source), fix=f"give {_FEWEST} or more")
 
 
 class Adapting:
-    def __init__(
-        self, base: str, prompts: Sequence[list[Message]] | None, source: Path, out: Path, scale: Preset
-    ) -> None:
+    def __init__(self, base: str, prompts: Sequence[Prompt] | None, source: Path, out: Path, scale: Preset) -> None:
         """Look at everything that could stand in the way; without `prompts`, the model writes its own to `source`."""
         if prompts is not None:
             _check_enough(prompts, source)

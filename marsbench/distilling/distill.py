@@ -34,8 +34,10 @@ from marsbench.training.tokenizer import prepare_for_chat
 _ASKING = ("user", "tool")  # whose turns are answered
 REPLACED = "\N{REPLACEMENT CHARACTER}"  # what bytes that are no text are decoded to
 
+Prompt = list[Message]  # the turns before an answer
 
-def read_prompts(file: Path, column: str | None = None) -> list[list[Message]]:
+
+def read_prompts(file: Path, column: str | None = None) -> list[Prompt]:
     """The turns that stand before each answer, one prompt a line.
 
     A prompt is a text, which is the user's turn, or a list of turns, whose closing turns of the assistant are left out:
@@ -74,7 +76,7 @@ class Chats:
         ends, pad = default_ids(loaded)
         return sorted({*ends, int(self.tokenizer.eos_token_id)}), pad
 
-    def encoded(self, prompts: Sequence[list[Message]], source: Path) -> list[list[int]]:
+    def encoded(self, prompts: Sequence[Prompt], source: Path) -> list[list[int]]:
         texts, mend = list[str](), "mend or remove the line"
         for number, turns in enumerate(prompts, 1):
             place = f"{source}, line {number}"
@@ -140,7 +142,7 @@ class Distiller:
         self._room = room_for_prompt(self.answering.loaded.model, self.max_new_tokens)
 
     def distill(
-        self, prompts: Sequence[list[Message]], source: Path, out: Path, *, limit: int | None = None,
+        self, prompts: Sequence[Prompt], source: Path, out: Path, *, limit: int | None = None,
         keep_cut: bool = False,
     ) -> tuple[int, str]:  # fmt: skip
         """Answer the first `limit` prompts, read from `source`, and write them to `out` as chat data, in their order.
@@ -175,7 +177,7 @@ class Distiller:
             write_atomically(out, "".join(json.dumps({"messages": turns}) + "\n" for turns in chats).encode())
         return len(written), words
 
-    def _log(self, prompts: Sequence[list[Message]], out: Path) -> Log[Response]:
+    def _log(self, prompts: Sequence[Prompt], out: Path) -> Log[Response]:
         """The log beside `out`, named after all that decides the answers: a lossless method and batches do not."""
         settings = {
             "weights": self.answering.loaded.weights, "chat template": str(self.chats.tokenizer.chat_template),
@@ -187,9 +189,7 @@ class Distiller:
             raise UserError("the file exists, with other settings", where=str(out), fix="choose another --out")
         return Log(file, Response, what="an answer", mend="remove the line, and its prompt is answered again")
 
-    def _answer(
-        self, requests: Mapping[int, Request], prompts: Sequence[list[Message]], log: Log[Response]
-    ) -> list[Response]:
+    def _answer(self, requests: Mapping[int, Request], prompts: Sequence[Prompt], log: Log[Response]) -> list[Response]:
         answers = {line.prompt: line for line in log.records()}
         todo = [number for number in requests if number not in answers]
         stretch = _BATCHES_AT_ONCE * self.answering.batch_size
@@ -210,10 +210,8 @@ class Distiller:
         with self.reporter.bar(f"answering by {self.answering.method.name}") as bar:
             for first in range(0, len(todo), stretch):
                 numbers = todo[first : first + stretch]
-                self.answering.decode(
-                    [requests[number] for number in numbers], eos_id=eos_ids, pad_id=pad_id,
-                    on_finished=partial(finished, numbers),
-                )  # fmt: skip
+                asked, told = [requests[number] for number in numbers], partial(finished, numbers)
+                self.answering.decode(asked, eos_id=eos_ids, pad_id=pad_id, on_finished=told)
         return [answers[number] for number in requests]
 
 
