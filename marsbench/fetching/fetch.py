@@ -61,10 +61,8 @@ def _from_hub(name: str, model: Model, work: Path, made: Path, say: Say) -> dict
     say(f"fetching {model.hub} from the Hugging Face hub, once: it is kept in {cache_folder() / name}")
     # It raises a dozen kinds of errors: no network, no access, a download that breaks off.
     fix = f"check the network, or take the quantised one: marsbench fetch {name.removesuffix('-hub')}-gguf"
-    with (
-        told_to_user(f"{name} cannot be fetched from the hub", Exception, where=model.hub, fix=fix),
-        hub.from_cache_if_out_of_reach(),
-    ):
+    mend = told_to_user(f"{name} cannot be fetched from the hub", Exception, where=model.hub, fix=fix)
+    with mend, hub.from_cache_if_out_of_reach():
         snapshot = Path(snapshot_download(model.hub, revision=model.revision, allow_patterns=list(_NEEDED)))
     with_mask(snapshot, made, model.mask_over)
     return {"hub": model.hub, "revision": snapshot.name}
