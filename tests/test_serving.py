@@ -194,6 +194,27 @@ def test_the_wire(server: Running) -> None:
         assert (found.status_code, set(found.json())) == (status, {"error"}), (path, data)
 
 
+def test_log_probabilities_are_of_the_tokens_of_the_text(server: Running) -> None:
+    """Guards against log-probabilities of other tokens, or none, where an answer ends by a stop string."""
+    asked: dict[str, Any] = {"max_tokens": 24, "method": "ar", "temperature": 2, "seed": 1, "ignore_eos": True}
+    plain = asked | {"prompt": PROMPT, "logprobs": 2}
+    whole = server.call("/v1/completions", plain).json()["choices"][0]
+    text, said = whole["text"], whole["logprobs"]
+    begun = [*zip(said["tokens"], said["text_offset"], strict=True)]  # half a character is told with what completes it
+    kept = [token in text[at : at + len(token) + 1] for token, at in begun if "\ufffd" not in token]
+    assert len(kept) > 9 and all(kept)
+    pairs = [*zip(said["token_logprobs"], said["top_logprobs"], strict=True)]
+    assert len(pairs) == 24 and all(own <= max(best.values()) and len(best) >= 2 for own, best in pairs)
+    cut = server.call("/v1/completions", plain | {"stop": text[6:12]}).json()["choices"][0]["logprobs"]
+    assert 0 < (count := len(cut["tokens"])) < 24 and cut["tokens"] == said["tokens"][:count]
+    assert cut["token_logprobs"] == pytest.approx(said["token_logprobs"][:count], abs=1e-4)
+    turns = {"messages": [{"role": "user", "content": PROMPT}], "logprobs": True, "top_logprobs": 1}
+    chat = server.call("/v1/chat/completions", asked | turns).json()["choices"][0]
+    every = chat["logprobs"]["content"]
+    assert len(every) == 24 and all(each["logprob"] <= each["top_logprobs"][0]["logprob"] for each in every)
+    assert b"".join(bytes(each["bytes"]) for each in every).decode(errors="replace") == chat["message"]["content"]
+
+
 BAD: list[tuple[Any, int, str | None]] = [
     ({}, 400, "prompt"), ({"prompt": []}, 400, "prompt"), ({"prompt": ""}, 400, "prompt"),
     ({"prompt": [[]]}, 400, "prompt"), ({"prompt": [10**9]}, 400, "prompt"), ({"prompt": [-1]}, 400, "prompt"),
@@ -208,8 +229,10 @@ BAD: list[tuple[Any, int, str | None]] = [
     ({"prompt": "a", "temperature": 1, "top_p": 0}, 400, "top_p"), ({"prompt": "a", "tau": 0.5}, 400, "tau"),
     ({"prompt": "a", "guided_json": {}}, 400, "guided_json"),
     ({"prompt": "a", "stop_token_ids": [5]}, 400, "stop_token_ids"),
-    ({"prompt": "a", "tool_choice": "required"}, 400, "tool_choice"), ({"prompt": "a", "logprobs": 0}, 400, "logprobs"),
-    ({"prompt": "a", "logprobs": False, "top_logprobs": 0, "max_tokens": 1}, 200, None),
+    ({"prompt": "a", "tool_choice": "required"}, 400, "tool_choice"),
+    ({"prompt": "a", "logprobs": 21}, 400, "logprobs"),
+    ({"prompt": "a", "logprobs": 0, "stream": True}, 400, "logprobs"),
+    ({"prompt": "a", "echo": False, "top_logprobs": 0, "max_tokens": 1}, 200, None),
     ({"prompt": "a", "temperature": 0, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "max_tokens": 1}, 200, None),
     ({"prompt": "a", "presence_penalty": 0.0, "logit_bias": None, "stop_token_ids": [], "max_tokens": 1}, 200, None),
     ({"prompt": "a", "stop": ""}, 400, "stop"), ({"prompt": "a", "model": "other"}, 404, "model"),

@@ -10,6 +10,7 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_graphs import taped
@@ -26,6 +27,7 @@ from marsbench.methods.mixed import Mixed
 from marsbench.racing.position_law import PositionLaw, in_words, windows_by_rows
 from marsbench.serving import process
 from marsbench.serving.engine import BEHIND, Engine, bytes_per_slot
+from marsbench.serving.likelihood import likelihood
 from marsbench.serving.messages import Ending, Job, MethodName, Settings
 from marsbench.serving.process import slots_within, usual_dtype
 
@@ -443,3 +445,31 @@ def test_the_table_of_windows_is_what_the_machine_makes_of_it() -> None:
     assert table[0] > table[3] and table[-1] == 1
     assert in_words((4, 4, 2, 1)) == "up to 2 rows 4 tokens, up to 3 rows 2 tokens, above ar"
     assert in_words((1, 1)) == "ar at any number of rows" and in_words((3,)) == "up to 1 rows 3 tokens, above ar"
+
+
+# ---- log-probabilities ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("together", [3, 8192])
+def test_likelihoods_are_those_of_transformers(
+    together: int, prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against log-probabilities that are one token off, or that change where a long prompt is cut."""
+    prompt, tokens = prompts[:2]
+    monkeypatch.setattr("marsbench.serving.likelihood._TOGETHER", together)
+    found = likelihood(model, prompt, tokens, 2)
+    with torch.inference_mode():
+        sure = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    expected = sure.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
+    torch.testing.assert_close(torch.tensor(found.chosen), expected, atol=1e-4, rtol=1e-4)
+    assert [[*place] for place in found.best] == sure.topk(2).indices.tolist()
+
+
+def test_an_answer_without_its_log_probabilities_ends_alone(
+    prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against others' answers lost for want of memory, and log-probabilities that were not asked for."""
+    log = answered(engine(model), job(0, prompts[0], best=1, method="mars", threshold=0.1), job(1, prompts[0]))
+    scored = log.ended[0].likelihood
+    assert scored is not None and len(scored.chosen) == len(log.tokens[0]) and log.ended[1].likelihood is None
+    monkeypatch.setattr("marsbench.serving.likelihood.forward", OUT_OF_MEMORY)
+    log = answered(engine(model), job(0, prompts[0], 1, best=1), job(1, prompts[1], 8))
+    assert "log-prob" in log.ended[0].failure and not log.ended[1].failure and log.tokens[1]

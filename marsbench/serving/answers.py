@@ -89,6 +89,8 @@ class Answers:
         else:
             prompts = [await self._text_ids(part) if isinstance(part, str) else part for part in body.prompts]
             limit, param = body.max_tokens, "prompt"
+        if body.stream and body.best is not None:
+            raise ApiError.wrong("log-probabilities come with whole answers: leave 'stream' out", "logprobs")
         method, jobs = self._method(body), []
         for ids in prompts:
             seed = random.getrandbits(32) if body.seed is None else body.seed
@@ -100,7 +102,7 @@ class Answers:
                     temperature=self.settings.temperature if body.temperature is None else body.temperature,
                     seed=seed_of(seed, number), top_k=max(0, body.top_k or 0),
                     top_p=1.0 if body.top_p is None else body.top_p, min_p=body.min_p or 0.0,
-                    ignore_eos=bool(body.ignore_eos), arrived=arrived,
+                    ignore_eos=bool(body.ignore_eos), best=body.best, arrived=arrived,
                 ))  # fmt: skip
         return jobs
 
@@ -179,8 +181,33 @@ class Completion:
         for choice in self._choices:
             kind: Body = {"message": {"role": "assistant", "content": choice.text}}
             kind = kind if self._is_chat else {"text": choice.text}
-            choices.append({"index": choice.index, **kind, "logprobs": None, "finish_reason": choice.finish})
+            said = None if self._body.best is None else await self._answers.aside(self._logprobs, choice)
+            choices.append({"index": choice.index, **kind, "logprobs": said, "finish_reason": choice.finish})
         return self._head | {"choices": choices, "usage": self._usage()}
+
+    def _logprobs(self, choice: Choice) -> Body:
+        """Log-probabilities of the tokens that an answer's text is made of, as the API words them."""
+        scored = choice.ending.likelihood if isinstance(choice.ending, Ending) else None
+        places = [*zip(*(scored or ()), strict=True)][: choice.writer.used]
+        bytes_of, text, offsets = self._answers.vocabulary.bytes, Writer(self._answers.vocabulary), [0]
+
+        def said(token: int, value: float) -> Body:
+            data = bytes_of(token)
+            return {"token": data.decode(errors="replace"), "logprob": value, "bytes": list(data)}
+
+        if self._is_chat:
+            every = [(said(token, value), [said(*other) for other in best.items()]) for token, value, best in places]
+            return {"content": [chosen | {"top_logprobs": best} for chosen, best in every]}
+        by_text: list[dict[str, float]] = [{} for _ in places]
+        for names, (token, _, best) in zip(by_text, places, strict=True):
+            offsets.append(offsets[-1] + len(text.write([token])))
+            for other, value in best.items():  # of several tokens with one text, the likeliest has it for its name
+                name = said(other, value)["token"]
+                names[f"token_id:{other}" if name in names else name] = value
+        return {
+            "tokens": [said(token, value)["token"] for token, value, _ in places], "text_offset": offsets[:-1],
+            "token_logprobs": [value for _, value, _ in places], "top_logprobs": by_text,
+        }  # fmt: skip
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         self._head["object"] += ".chunk" if self._is_chat else ""

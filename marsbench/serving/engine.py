@@ -9,6 +9,7 @@ from marsbench.decoding.engine import Batch, check_requests, context_length
 from marsbench.decoding.generation import Generation, Meter, Request, as_list
 from marsbench.errors import UserError
 from marsbench.methods.mixed import Mixed
+from marsbench.serving.likelihood import likelihood
 from marsbench.serving.messages import WIDEST, Ending, Job, Knob, MethodName, Report, Settings, State
 
 BEHIND = 2 * WIDEST  # slots for guesses: drafts, and masks behind them
@@ -262,10 +263,15 @@ class Engine:
             self._report.tokens.setdefault(number, []).append(tokens)
 
     def _finished(self, number: int, generation: Generation) -> None:
-        running = self._running.pop(number)
+        running, scored = self._running.pop(number), None
+        if running.job.best is not None and not running.failure:  # a stop string has it cancelled, too
+            try:
+                scored = likelihood(self.model, running.job.prompt_ids, generation.tokens, running.job.best)
+            except _NO_MEMORY as error:
+                running.failure = f"its log-probabilities cannot be had: {_first_line(error)}"
         ending = Ending(
             generation.finish, generation.emitted, generation.forwards, running.thresholds, running.windows,
-            running.lossless, running.failure,
+            running.lossless, running.failure, scored,
         )  # fmt: skip
         self._report.ended.append((number, ending))
 

@@ -32,6 +32,7 @@ class Job(Request):
     method: MethodName
     min_threshold: float | None = None
     widest: int | None = None  # window
+    best: int | None = None  # log-probabilities are wanted, and of so many of the likeliest tokens at each place
     arrived: float = 0.0  # by the server's clock
 
 
@@ -40,6 +41,14 @@ class Cancel:
     """A request that is to end now: its client is gone, or no more tokens are wanted."""
 
     id: int
+
+
+class Likelihood(NamedTuple):
+    """The model's own (AR) log-probabilities of an answer's tokens."""
+
+    tokens: list[int]
+    chosen: list[float]
+    best: list[dict[int, float]]  # at each place, of the likeliest tokens
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,7 @@ class Ending:
     windows: tuple[int, int] = (1, 1)
     lossless: bool = True  # whether its tokens are those of `ar`
     failure: str = ""  # why the engine could not answer
+    likelihood: Likelihood | None = None
 
 
 class State(NamedTuple):

@@ -45,6 +45,7 @@ T = TypeVar("T", bound=Struct)
 _Confidence = Annotated[float, Meta(ge=0, le=1)]
 _Window = Annotated[int, Meta(ge=1, le=WIDEST)]
 _Count = Annotated[int, Meta(ge=1)]
+_Best = Annotated[int, Meta(ge=0, le=20)]
 _Token = Annotated[int, Meta(ge=0)]
 # Fields of others that nothing here can honour -> the values that ask for nothing; null does so always.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -52,8 +53,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,), "logit_bias": ({},), "suffix": ("",), "min_tokens": (0,), "use_beam_search": (False,),
     "early_stopping": (False,), "bad_words": ([],), "stop_token_ids": ([],), "include_stop_str_in_output": (False,),
     "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "detokenize": (True,),
-    "return_tokens_as_token_ids": (False,), "return_token_ids": (False,), "logprobs": (False,), "top_logprobs": (0,),
-    "prompt_logprobs": (0,), "echo": (False,),
+    "return_tokens_as_token_ids": (False,), "return_token_ids": (False,),
+    "top_logprobs": (0,), "prompt_logprobs": (0,), "echo": (False,),
     "truncate_prompt_tokens": (), "allowed_token_ids": (), "logits_processors": ([],),
     "tools": ([],), "functions": ([],), "tool_choice": ("none", "auto"), "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (), "reasoning_effort": (),
@@ -145,6 +146,12 @@ class _Decoding(Struct, kw_only=True):
 class CompletionRequest(_Decoding, kw_only=True):
     prompt: str | list[str | _Token | Annotated[list[_Token], Meta(min_length=1)]]
     max_tokens: _Count | None = 16
+    logprobs: _Best | None = None
+
+    @property
+    def best(self) -> int | None:
+        """How many of the likeliest tokens are wanted beside each, None where no log-probabilities are."""
+        return self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -174,6 +181,12 @@ class ChatRequest(_Decoding, kw_only=True):
     messages: Annotated[list[Raw], Meta(min_length=1, max_length=10_000)]
     max_tokens: _Count | None = None
     max_completion_tokens: _Count | None = None
+    logprobs: bool | None = False
+    top_logprobs: _Best | None = None
+
+    @property
+    def best(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def turns(self) -> list[dict[str, str]]:
