@@ -233,7 +233,7 @@ def test_pieces_teach_what_the_whole_batch_does(name: str, golden_models: Models
 def test_what_fits_is_measured(golden_models: Models, scale: Preset, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against more at once than there is room for, a limit that nobody heeds, and numbers drawn on the way."""
     model = copy.deepcopy(golden_models["ar"]).train()
-    monkeypatch.setattr("marsbench.training.memory.resident", lambda _: 2 * GIB)
+    monkeypatch.setattr("marsbench.training.memory.resident", lambda: 2 * GIB)
 
     fitting = Fitting(recipe(scale, "ar_sft"), CPU)
     fitting.longest = 64
@@ -258,11 +258,11 @@ def keeping(told: Connection) -> None:
     """Frees 400 MiB below a tensor that lives; tells what is gone at once, and once it is given back."""
     memory.keep_freed_memory()
     tensors = [torch.ones(2**20) for _ in range(100)]
-    last, full = tensors[-1], memory.resident(CPU)
+    last, full = tensors[-1], memory.resident()
     del tensors
-    kept = memory.resident(CPU)
+    kept = memory.resident()
     memory.give_back_freed_memory()
-    told.send((full - kept, kept - memory.resident(CPU), float(last.sum())))
+    told.send((full - kept, kept - memory.resident(), float(last.sum())))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator keeps what it likes")
@@ -281,7 +281,7 @@ def test_a_process_near_its_limit_makes_room(
 ) -> None:
     """Guards against a limit that only the first step keeps to, and memory fetched anew in every step."""
     given: list[None] = []
-    monkeypatch.setattr(memory, "resident", lambda device: int(held * GIB))
+    monkeypatch.setattr(memory, "resident", lambda: int(held * GIB))
     monkeypatch.setattr(memory, "give_back_freed_memory", lambda: given.append(None))
     fitting = Fitting(recipe(scale, "base_mars"), CPU)
     fitting.limit = 8 * GIB

@@ -31,7 +31,7 @@ def chat_prompt(tokenizer: PreTrainedTokenizerBase, question: str) -> str:
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 
-Teaching = Literal["conversations", "plain_text", "solved_text", "instruct_data"]
+Teaching = Literal["conversations", "plain_text", "instruct_data"]
 
 
 def taught(
@@ -39,8 +39,8 @@ def taught(
 ) -> list[TrainingSequence]:
     """The first sequences of what the world teaches, each with an EOS behind it.
 
-    Of conversations only the answer and its EOS are labelled; of plain text every token is, of solved text all but
-    problems. An instruct base learns from solved text and conversations in turn, none that fine-tuning will meet:
+    Of conversations only the answer and its EOS are labelled; of plain text every token is. An instruct base learns
+    from texts, of which all but problems are labelled, and conversations in turn, none that fine-tuning will meet:
     problems are drawn at random, and a model that is to foresee them learns to copy from them much later.
     """
 
@@ -51,7 +51,6 @@ def taught(
     endless: dict[Teaching, Iterable[tuple[str, str]]] = {
         "conversations": chats(_CHAT_SEED + seed),
         "plain_text": (("", given + said) for given, said in texts),
-        "solved_text": texts,
         "instruct_data": chain.from_iterable(zip(texts, chats(_BASE_CHAT_SEED + seed), strict=False)),
     }
     pairs, end = islice(endless[what], count), tokenizer.eos_token

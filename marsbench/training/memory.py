@@ -49,7 +49,7 @@ class Fitting:
         """How many entries have room at once; `loss` is called with small batches, nothing is drawn."""
         free, device = at_hand(self.device), self.device
         assert free is not None, "batches are cut where it is known"
-        room = free if self.limit is None else min(free, self.limit - resident(device))
+        room = free if self.limit is None else min(free, self.limit - resident())
 
         def kept(rows: int, length: int) -> int:
             ids = torch.ones(rows, length, dtype=torch.long, device=device)
@@ -66,7 +66,7 @@ class Fitting:
         return max(1, int(_SHARE * room / per_entry))
 
     def make_room(self) -> None:
-        if self.limit is not None and resident(self.device) > _FULL * self.limit:
+        if self.limit is not None and resident() > _FULL * self.limit:
             give_back_freed_memory()
 
     def facts(self) -> dict[str, int]:
@@ -128,9 +128,7 @@ def at_hand(device: torch.device) -> int | None:
     return free if limited is None else min(free, limited)
 
 
-def resident(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.memory_allocated(device))
+def resident() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
