@@ -109,9 +109,8 @@ class _UniqueKeys(yaml.SafeLoader):
 
 def read_grid(file: Path, *, quick: bool = False) -> Grid:
     """A grid from its file, with what stands there under `quick`, if that is wanted; `UserError` says what is wrong."""
-    text = read_text(file, "give a YAML file with --grid")
     with told_to_user("not a YAML file", yaml.YAMLError, ValueError, RecursionError, where=file, fix="correct it"):
-        settings = yaml.load(text, _UniqueKeys)
+        settings = yaml.load(read_text(file, "give a YAML file with --grid"), _UniqueKeys)
     try:
         said = _checked(settings, dict[str, Any])
         smaller = _checked(said.pop("quick", {}), dict[str, Any], "quick")
@@ -199,10 +198,8 @@ def _contender(given: dict[str, Any], varied: list[str], where: str) -> Line:
             raise UserError(f"{name} has no guesses, so it takes no acceptance", where=where, fix="leave it out")
         rates, source = carried_of(forced, options.get("window", DEFAULT_BLOCK_SIZE) - 1, where)
         options["acceptance"] = f"carried over from {source}"
-    return Line(
-        name, name, given["stage"], method, options, carried=rates, compiled=compiled,
-        block_size=given.get("trained_block_size", DEFAULT_BLOCK_SIZE),
-    )  # fmt: skip
+    block_size = given.get("trained_block_size", DEFAULT_BLOCK_SIZE)
+    return Line(name, name, given["stage"], method, options, block_size=block_size, carried=rates, compiled=compiled)
 
 
 def called(name: str, compiled: bool) -> str:

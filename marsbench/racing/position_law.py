@@ -58,9 +58,8 @@ def windows_by_rows(law: PositionLaw, rows: int, widest: int, acceptance: Sequen
             tokens = sum(accumulate(rates[: window - 1], mul, initial=1.0))  # that one forward settles
             # The last token, the drafts that it brought along, and the masks behind them.
             speeds.append(tokens / law.seconds_at(count * (tokens + window - 1)))
-        best = speeds.index(max(speeds)) + 1
-        pays = speeds[best - 1] >= _GAIN * speeds[0]
-        windows.append(best if pays else 1)
+        pays = max(speeds) >= _GAIN * speeds[0]
+        windows.append(speeds.index(max(speeds)) + 1 if pays else 1)
     return tuple(windows)
 
 

@@ -115,15 +115,12 @@ def _measured(course: Course, cell: Cell, raced: Outcome, outcomes: Mapping[str,
     generations, responses = raced.generations, course.responses(raced)
     correct = course.questions.score(responses)
     done = {name: outcome for name, outcome in outcomes.items() if outcome.status == "done"}
-    baselines = {
-        name: {"seconds": [round(seconds, 6) for seconds in done[name].seconds], "emitted": done[name].emitted}
-        for name in BASELINES
-        if name in done
-    }
+    seconds = {name: [round(lap, 6) for lap in outcome.seconds] for name, outcome in done.items()}
+    baselines = {name: {"seconds": seconds[name], "emitted": done[name].emitted} for name in BASELINES if name in done}
     plain = [other.name for other in course.grid.contenders if other.method == "ar" and other.name in done]
     pairs = {name: zip(generations, done[name].generations, strict=True) for name in plain}
     return {
-        "seconds": [round(seconds, 6) for seconds in raced.seconds], "baselines": baselines, "correct": correct,
+        "seconds": seconds[cell.line.name], "baselines": baselines, "correct": correct,
         "emitted": [made.emitted for made in generations], "row_forwards": [made.forwards for made in generations],
         "finished": [int(made.finish == "eos") for made in generations],
         "first_token": raced.first_token, "last_token": raced.last_token, **vars(raced.meter),

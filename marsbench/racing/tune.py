@@ -43,10 +43,8 @@ class Advice:
         raced = f"{self.raced.value:.2f} [{self.raced.interval.low:.2f}, {self.raced.interval.high:.2f}]"
         if self.raced.value <= 1:
             return f"{ar}\n{best.contender.name} was expected to be {fast} as fast, and raced {raced}"
-        return (
-            f"{condition}: {best.contender.typed}\nexpected {fast} ar, raced {raced}; "
-            f"{best.tokens_per_forward:.2f} tokens/forward, {best.points_lost:+.1f} points lost on these questions"
-        )
+        found = f"{best.tokens_per_forward:.2f} tokens/forward, {best.points_lost:+.1f} points lost on these questions"
+        return f"{condition}: {best.contender.typed}\nexpected {fast} ar, raced {raced}; {found}"
 
 
 def candidates(block_size: int) -> tuple[Line, ...]:
