@@ -147,13 +147,12 @@ def _requests(
     limits = [int(config.max_length), *(rule.max_length for rule in rules if isinstance(rule, MaxLengthCriteria))]
     scales = [rule.temperature for rule in rules if isinstance(rule, TemperatureLogitsWarper)]
     temperature = math.prod(scales or [float(config.temperature or 1.0)]) if config.do_sample else 0.0
+    new = min(limits) - input_ids.shape[1]
+    prompts = [ids[kept.bool()].tolist() for ids, kept in zip(input_ids, real, strict=True)]
     return [
-        Request(
-            ids[kept.bool()].tolist(), min(limits) - input_ids.shape[1], threshold, temperature=temperature,
-            seed=seed_of(seed, row),
-        )
-        for row, (ids, kept) in enumerate(zip(input_ids, real, strict=True))
-    ]  # fmt: skip
+        Request(ids, new, threshold, temperature=temperature, seed=seed_of(seed, row))
+        for row, ids in enumerate(prompts)
+    ]
 
 
 def _put(streamer: BaseStreamer, index: int, tokens: list[int]) -> None:
