@@ -74,15 +74,14 @@ def _speed(device: str, steps: Sequence[MethodStepRow]) -> list[str]:
     def each(words: str, tables: Mapping[str, str]) -> str:
         return paragraphs(*[part for size, shown in tables.items() for part in (words.format(_SIZES[size]), shown)])
 
+    reckoned = {size: shape.reckoning() for size, shape in known.items()}
     carried = {size: shown for size, shape in known.items() if (shown := shape.carried())}
     slots = {
         "device": device,
         "since": _BEFORE if any(str(row.provenance["commit"]).startswith(_BEFORE) for row in steps) else "",
         "said": paragraphs(*[_said(size, shape) for size, shape in known.items()]),
         "costs": each("Milliseconds of a step at the shape of {}:", {size: known[size].table() for size in known}),
-        "reckoned": each(
-            "Calculated speed over `ar`, at the shape of {}:", {size: known[size].reckoning() for size in known}
-        ),
+        "reckoned": each("Calculated speed over `ar`, at the shape of {}:", reckoned),
         "carried": each("Measured at the shape of {}, with acceptance at the paper's mean:", carried),
         "paper": _beside_the_paper(known["7b"]) if "7b" in known else "",
     }
