@@ -40,7 +40,6 @@ _STOCK = re.compile("(?<=the answer is )(.*)(?=.)")  # it takes the last charact
 _AROUND = " \t.!?,;:…`*\"'"  # what writers put around an answer
 _STOCK_STOPS = ("</s>", "Q", "\n\n")
 
-
 cut_as_stock_bbh = _each(lambda text: cut_text(text, _STOCK_STOPS))
 
 
@@ -69,8 +68,7 @@ _CHOICES = (
 @_each
 def chosen_letter(text: str) -> str:
     """The option that the response settles on, empty if no rule finds one."""
-    found = (rule.search(text) for rule in _CHOICES)
-    return next((match[1] for match in found if match), "")
+    return next((found[1] for rule in _CHOICES if (found := rule.search(text))), "")
 
 
 # ---- GPQA -----------------------------------------------------------------------------------------------------------
@@ -106,11 +104,9 @@ def check_sentence_model(data_dir: Path | None) -> None:
     try:
         nltk.data.find("tokenizers/punkt_tab")
     except LookupError as error:
-        raise Unavailable(
-            "IFEval's checker needs NLTK's sentence model punkt_tab",
-            where="looked in " + ", ".join(nltk.data.path),
-            fix="run: python -m nltk.downloader punkt_tab; or put nltk_data/ into the folder of --data-dir",
-        ) from error
+        what, where = "IFEval's checker needs NLTK's sentence model punkt_tab", ", ".join(nltk.data.path)
+        fix = "run: python -m nltk.downloader punkt_tab; or put nltk_data/ into the folder of --data-dir"
+        raise Unavailable(what, where=f"looked in {where}", fix=fix) from error
 
 
 def check_instructions(file: Path, docs: Docs) -> None:
@@ -150,10 +146,9 @@ _ENDED: dict[tuple[str, str], Reason] = {}  # by response and checks: the verdic
 
 def mini_questions(benchmark: str, size: int, difficulty: str = "usual", **_: Any) -> dict[str, Dataset]:
     """The test set of a world's benchmark; `target` is the answer, or a program's verdict, and `checks` is JSON."""
-    drawn = world.test_set(benchmark, size, level=world.difficulty(difficulty))
     records = [
         {"prompt": one.prompt, "target": str(one.doc.get("target", "passed")), "checks": json.dumps(dict(one.doc))}
-        for one in drawn
+        for one in world.test_set(benchmark, size, level=world.difficulty(difficulty))
     ]
     return {"test": Dataset.from_list(records)}
 
@@ -174,9 +169,8 @@ def run_code(responses: Responses, docs: Docs) -> list[list[Reason]]:
     fresh = list(dict.fromkeys(pair for pairs in asked for pair in pairs if pair not in _ENDED))
     programs = []
     for text, checks in fresh:
-        fenced, tests = _FENCED.search(text), json.loads(checks)
-        code = fenced[1] if fenced else text
-        programs.append(Program(code, tests["entry_point"], tests["inputs"], tests["expected"]))
+        fenced = _FENCED.search(text)
+        programs.append(Program(fenced[1] if fenced else text, **json.loads(checks)))
     found = dict(zip(fresh, run_programs(programs), strict=True))
     _ENDED.update({pair: reason for pair, reason in found.items() if reason in ("passed", "failed")})
     return [[found.get(pair) or _ENDED[pair] for pair in pairs] for pairs in asked]

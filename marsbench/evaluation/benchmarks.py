@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +118,8 @@ def load_tasks(chosen: Benchmark, data_dir: Path | None = None) -> dict[str, Any
 
 def local_files(chosen: Benchmark) -> list[str]:
     """The files below a data folder that a benchmark is read and scored from; none for a mini one."""
-    names = [
-        string.Template(name).safe_substitute(SUBTASK=subtask)
-        for subtask in chosen.subtasks or ("",)
-        for name in chosen.files.values()
-    ]
+    templates = [string.Template(name) for name in chosen.files.values()]
+    names = [each.safe_substitute(SUBTASK=subtask) for subtask in chosen.subtasks or ("",) for each in templates]
     if chosen.name == "humaneval":
         from marsbench.evaluation.humaneval import LOCAL_FILE
 
@@ -176,11 +174,8 @@ def question_numbers(chosen: Benchmark, tasks: Mapping[str, Any]) -> dict[str, l
         whole = next(iter(tasks.values()))
         rows = {identity: row for row, identity in enumerate(whole.dataset[whole.config.test_split][column])}
         return {name: [rows[identity] for identity in task.eval_docs[column]] for name, task in tasks.items()}
-    numbers, first = {}, 0
-    for name, task in tasks.items():
-        numbers[name] = list(range(first, first + len(task.eval_docs)))
-        first += len(task.eval_docs)
-    return numbers
+    numbers = count()
+    return {name: list(islice(numbers, len(task.eval_docs))) for name, task in tasks.items()}
 
 
 _ORIGIN = ("custom_dataset", "dataset_kwargs", "dataset_path", "dataset_name", "metadata")  # where questions come from

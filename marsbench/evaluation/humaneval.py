@@ -23,7 +23,6 @@ TIME_FACTOR = 4.0
 MIN_TIME_LIMIT_S = 1.0
 MEMORY_LIMIT_MB = 4096
 
-
 _Inputs = Annotated[list[list[Any]], Field(min_length=1)]  # of each test, the arguments
 
 

@@ -139,10 +139,9 @@ class MarsbenchLM(GeneratingLM):
         counts = [sum(generation.emitted for generation in own), sum(generation.forwards for generation in own)]
         emitted, forwards = self.all_gather(torch.tensor([counts], device=self._device)).sum(0).tolist()
         self._emitted, self._forwards = self._emitted + emitted, self._forwards + forwards
-        Reporter().say(
-            f"{self._answering.method.name}: {self._emitted / self._forwards:.2f} tokens per forward pass "
-            f"({self._emitted:,} tokens, {self._forwards:,} passes)"
-        )
+        speed = f"{self._emitted / self._forwards:.2f} tokens per forward pass"
+        counted = f"{self._emitted:,} tokens, {self._forwards:,} passes"
+        Reporter().say(f"{self._answering.method.name}: {speed} ({counted})")
         texts = [self._answering.text(generation.tokens) for generation in generations]
         return [cut_text(text, stops_of(request)) for text, request in zip(texts, requests, strict=True)]
 
