@@ -46,15 +46,12 @@ class Metrics:
 
         self._gauges, self.counters = made(Gauge, _GAUGES), made(Counter, _COUNTERS)
         self.times = made(Histogram, _TIMES, buckets=_SECONDS)
-        self._model = model
-        self.ended = Counter(
-            "vllm:request_success", "Requests by what ended them.", ["model_name", "finished_reason"],
-            registry=self.registry,
-        )  # fmt: skip
-        self._by_place = Counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts that counted.", ["model_name", "position"],
-            registry=self.registry,
-        )  # fmt: skip
+
+        def by(label: str, name: str, words: str) -> Counter:
+            return Counter(name, words, ["model_name", label], registry=self.registry)
+
+        self._model, self.ended = model, by("finished_reason", "vllm:request_success", "Requests by what ended them.")
+        self._by_place = by("position", "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts that counted.")
 
     def take(self, report: Report) -> None:
         state, counted = report.state, report.counted
