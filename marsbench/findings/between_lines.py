@@ -39,7 +39,7 @@ def more_accurate(plan: TablePlan, first: str, second: str, *said: str, margin: 
         a, b = ({name: rows[place].correct for name, rows in shared.items()} for place in (0, 1))
         return paired_difference(a, b)
 
-    compared, bound = f"{label(plan, first)} minus {label(plan, second)}", Bound(low=0.0 - margin)  # no -0.0
+    compared, bound = f"{plan.line(first).label} minus {plan.line(second).label}", Bound(low=0.0 - margin)  # no -0.0
     papers = _published(plan, (first, second), "accuracy", sub)
     fields = {"bound": bound, "signed": True, "compared": compared, "published": papers, **more}
     return _claim(plan, (first, second), difference, said, **fields)
@@ -49,9 +49,9 @@ as_accurate = partial(more_accurate, margin=1.0)  # the points that may be lost 
 
 
 def emits(plan: TablePlan, line: str, bound: Bound, *said: str, **more: Any) -> Claim:
-    compared, papers = f"tokens/forward of {label(plan, line)}", _published(plan, (line,), "tokens_per_forward", float)
-    fields = {"bound": bound, "unit": TOKENS, "compared": compared, "published": papers, **more}
-    return _claim(plan, (line,), _mean(lambda row: row.tokens_per_forward), said, **fields)
+    papers = _published(plan, (line,), "tokens_per_forward", float)
+    fields = {"unit": TOKENS, "compared": f"tokens/forward of {plan.line(line).label}", "published": papers, **more}
+    return _claim(plan, (line,), _mean(lambda row: row.tokens_per_forward), said, bound=bound, **fields)
 
 
 def emits_more(plan: TablePlan, first: str, second: str, *said: str, **more: Any) -> Claim:
@@ -90,10 +90,6 @@ def _right(row: EvaluationRow) -> Estimate:
     if all(right in (0, 1) for right in row.correct):
         return row.accuracy
     return paired_difference({"": row.correct}, {"": [0.0] * len(row.correct)}).times(0.01)
-
-
-def label(plan: TablePlan, name: str) -> str:
-    return next(line.label for line in plan.lines if line.name == name)
 
 
 def _claim(

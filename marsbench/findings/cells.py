@@ -69,8 +69,7 @@ def published_values(plan: TablePlan, line: Line, scale: str, metric: str) -> di
 
 def published_average(plan: TablePlan, name: str, scale: str, metric: str) -> float | None:
     """The paper's own average of a line, or the mean of its numbers where its table has no average."""
-    line = next(line for line in plan.lines if line.name == name)
-    papers = published_values(plan, line, scale, metric)
+    papers = published_values(plan, plan.line(name), scale, metric)
     if "average" in papers:
         return papers["average"]
     return mean(papers[of] for of in columns(plan)) if papers.keys() >= columns(plan).keys() else None

@@ -68,8 +68,7 @@ def derived(row: Row) -> dict[str, float]:
     numbers = {"accuracy": row.accuracy.value, "tokens_per_forward": row.tokens_per_forward}
     numbers["tokens_per_second"] = row.tokens_per_second
     if ratio := speed_up(row):
-        low, high = ratio.interval.low, ratio.interval.high
-        numbers |= {"speed_up": ratio.value, "speed_up_low": low, "speed_up_high": high}
+        numbers |= {"speed_up": ratio.value, "speed_up_low": ratio.interval.low, "speed_up_high": ratio.interval.high}
     return numbers
 
 

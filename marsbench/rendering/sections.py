@@ -41,8 +41,7 @@ def title(plan: TablePlan, scale: str) -> str:
 def about(scale: str, seeds: BySeed) -> str:
     """The caveat of toy models, the training seeds of the page, and where to read about its numbers."""
     toy = "These are toy models: they test the mechanism, and their numbers are not Qwen's."
-    caveat = toy if preset(scale).world else ""
-    return " ".join(filter(None, [caveat, seeds_in_words(seeds), reading(scale)]))
+    return " ".join(filter(None, [toy if preset(scale).world else "", seeds_in_words(seeds), reading(scale)]))
 
 
 def reading(scale: str) -> str:

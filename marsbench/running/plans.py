@@ -75,6 +75,9 @@ class TablePlan:
         """What commands and files call it, as in "table2"."""
         return self.number if self.own else self.name.lower().replace(" ", "")
 
+    def line(self, name: str) -> Line:
+        return next(line for line in self.lines if line.name == name)
+
     def of(self, benchmarks: Iterable[str]) -> list[str]:
         """Those of a scale's benchmarks that the table asks; a mini one stands for the one it is modelled on."""
         asked = [name for name in benchmarks if not self.benchmarks or modelled_on(name) in self.benchmarks]

@@ -64,12 +64,11 @@ def _measured(run: "Run") -> list[Row]:
 
     @cache
     def answers(of: str, name: str) -> "list[Generation]":
-        (line,) = (line for line in PLAN.lines if line.name == of)
-        exam, answering = run.exam(name), CellRunner(run).answering(line, loaded)
+        line, exam = PLAN.line(of), run.exam(name)
         docs = [exam.tasks[task].eval_docs[place] for task, places in exam.places.items() for place in places]
         prompts = tokenizer([chat_prompt(tokenizer, doc["prompt"]) for doc in docs], add_special_tokens=False).input_ids
         requests = [Request(ids, run.answer_limit(name), line.threshold) for ids in prompts]
-        return answering.decode_all(requests, run.reporter, f"{line.label}, {name}")
+        return CellRunner(run).answering(line, loaded).decode_all(requests, run.reporter, f"{line.label}, {name}")
 
     def made(line: Line, name: str) -> dict[str, Any]:
         pairs = zip(answers(_ONE.name, name), answers(line.name, name), strict=True)
@@ -90,7 +89,6 @@ def _measured(run: "Run") -> list[Row]:
 
 
 # ---- the page ----
-
 
 _COLUMNS = {  # slot of the layout, for the paper's threshold -> head of the table
     "asked": "answers", "changed": "changed", "lost": "now wrong", "won": "now right",

@@ -65,7 +65,7 @@ def _raced(rows: Sequence[Row]) -> str:
 # The claim's own number ("") and what stands beside it, by its words.
 POINTS_AT, TOKENS_AT = ("", "at tau = .99", "at tau = .95"), ("tokens/forward at .99", "at .95")
 FASTER = ("speed over AR at .95, batch 1", "batch 4", "batch 16")
-_SPEED_AT_95 = partial(SweepCells.speed_up, name=f"tau = {short(_TAUS[1])}, compiled")
+_SPEED_AT_95 = partial(SweepCells.speed_up, name=f"tau = {short(_TAUS[1])}, compiled")  # of MARS over `ar`
 _BESIDE = {
     POINTS_AT[1]: more_accurate(PLAN, _SUREST, _AR),
     POINTS_AT[2]: more_accurate(PLAN, _SURE, _AR),

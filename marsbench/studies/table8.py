@@ -165,8 +165,6 @@ PLAN6 = TablePlan(
     benchmarks=("gsm8k", "humaneval"),
     figure=True,
 )
-
-
 FIGURE6 = TablePage(
     asks="which metric of confidence is best?",
     section=Section("Figure 6", appendix="D"),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from marsbench.findings.between_lines import emits_more, label, more_accurate
+from marsbench.findings.between_lines import emits_more, more_accurate
 from marsbench.findings.cells import latest_cells
 from marsbench.findings.claims import TIMES, Claim, Finding
 from marsbench.findings.collection import RACED
@@ -128,7 +128,7 @@ def _effects_table(seeds: BySeed, pairs: Sequence[tuple[str, str]]) -> str:
         if both := effect(seeds, first, second):
             accuracy, tokens = both
             numbers = [accuracy.found, p_value(accuracy.p), tokens.number, counted(accuracy), _verdict(*both)]
-        lines.append([f"{label(PLAN, first)} minus {label(PLAN, second)}", *numbers])
+        lines.append([f"{PLAN.line(first).label} minus {PLAN.line(second).label}", *numbers])
     return table(["", "accuracy", "p", "tokens/forward", "n", "verdict"], lines, text=(0, 4, 5))
 
 

@@ -24,13 +24,12 @@ from marsbench.studies.lines import AR_SFT, BLOCK_SIZES, mars, mars_name
 from marsbench.studies.study import Study, TablePage
 from marsbench.studies.table2 import PLAN as TABLE2
 
-_OF_TABLE2 = {line.name: line for line in TABLE2.lines}
 OF_SHORT_BASE = Line("ar_sft_of_short_base", "AR SFT of a base trained 2/3 as long", "ar_sft_of_short_base", "ar")
-TWICE, UNTRAINED_MASKS, MARS = (_OF_TABLE2[name] for name in ("ar_sft_2x", "untrained_masks", "mars_95"))
+TWICE, UNTRAINED_MASKS, MARS = (TABLE2.line(name) for name in ("ar_sft_2x", "untrained_masks", "mars_95"))
 PLAN = TablePlan(
     "regime",
     "How near is training to the paper's?",
-    (_OF_TABLE2["base"], AR_SFT, TWICE, OF_SHORT_BASE, UNTRAINED_MASKS, MARS),
+    (TABLE2.line("base"), AR_SFT, TWICE, OF_SHORT_BASE, UNTRAINED_MASKS, MARS),
     own="Regime",
 )
 

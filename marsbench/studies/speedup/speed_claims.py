@@ -29,8 +29,7 @@ class Pairing(NamedTuple):
         return sweep.done.get((f"speculative, {self.words}", batch_size))
 
     def published(self, scale: str = PAPERS_SCALE) -> dict[str, float]:
-        rows = published("6", scale=scale, draft=self.draft, target=self.target)
-        return {row.metric: row.value for row in rows}
+        return {row.metric: row.value for row in published("6", scale=scale, draft=self.draft, target=self.target)}
 
 
 AR_BY_AR = Pairing("AR SFT by AR SFT", "ar_sft_0.5b", "ar_sft_7b")
@@ -153,8 +152,7 @@ def _smaller_blocks(sweep: SweepCells) -> Estimate | None:
     blocks = at_small.keys() & at_large.keys()
     if len(blocks) < 2:
         return None
-    ratios = (speed_ratio(rows[min(blocks)], rows[max(blocks)]) for rows in (at_large, at_small))
-    return _of_both(difference, *ratios)
+    return _of_both(difference, *(speed_ratio(rows[min(blocks)], rows[max(blocks)]) for rows in (at_large, at_small)))
 
 
 def _published_smaller_blocks(scale: str) -> float | None:
