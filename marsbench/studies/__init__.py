@@ -1,20 +1,16 @@
 """Studies: a module or folder for each page of results, with everything about it. This registry finds them.
 
-A study's module assigns a `Study` to `STUDY`, or several that stand on one page to `STUDIES`.
+A study is a `Study` that has a name in its module: `STUDY`, or one for each of several that stand on one page.
 """
-
-from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from itertools import chain
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from marsbench.findings.claims import Claim
-    from marsbench.findings.collection import Query
-    from marsbench.studies.study import Item, Study
+from marsbench.errors import unknown_name
+from marsbench.findings.claims import Claim
+from marsbench.findings.collection import Query
+from marsbench.studies.study import Item, Study
 
 _KINDS = ("table", "figure", "appendix")  # of what the paper numbers, in the order in which they are listed
 
@@ -23,9 +19,8 @@ _KINDS = ("table", "figure", "appendix")  # of what the paper numbers, in the or
 def studies() -> dict[str, Study]:
     """Key -> study, in the order of the paper, our own pages last."""
     modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-    of_modules = [getattr(each, "STUDIES", [each.STUDY] if hasattr(each, "STUDY") else []) for each in modules]
-    every: list[Study] = sorted(chain(*of_modules), key=lambda study: _place(study.key, study.order))
-    return {study.key: study for study in every}
+    every = [value for module in modules for value in vars(module).values() if isinstance(value, Study)]
+    return {study.key: study for study in sorted(every, key=lambda study: _place(study.key, study.order))}
 
 
 def studies_on(page: str) -> list[Study]:
@@ -49,8 +44,6 @@ def study_of(name: str) -> Study:
     for study in studies().values():
         if name in (study.key, *[item.key for item in study.holds]):
             return study
-    from marsbench.errors import unknown_name
-
     raise unknown_name("thing to reproduce", name, [*[item.key for item in items()], "all"])
 
 

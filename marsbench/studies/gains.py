@@ -305,4 +305,3 @@ TRIED = TablePage(
     timed=True,
     more=(_raced,),
 )
-STUDIES = STUDY, TABLE9, TRIED

@@ -163,4 +163,3 @@ LENGTHS = TablePage(
         own="Lengths",
     ),
 )
-STUDIES = STUDY, LENGTHS

@@ -138,4 +138,3 @@ BLOCKS_LONG = TablePage(
     trained_before=True,
     numbers=(*_larger(8), *_larger(16), *_helps(4), *_helps(16)),
 )
-STUDIES = TABLE3, IN_PAPERS_ALIGNMENT, BLOCKS_LONG

@@ -188,4 +188,3 @@ FIGURE6 = TablePage(
         [speed_panel(seeds, plan, title, _CURVES, [name]) for name, title in columns(plan).items()], path_stem, across=2
     ),
 )  # fmt: skip
-STUDIES = STUDY, TABLE4, FIGURE6

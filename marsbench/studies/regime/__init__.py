@@ -220,4 +220,3 @@ MAP = TablePage(
     ),
     drawing=_draw,
 )  # fmt: skip
-STUDIES = STUDY, MAP
