@@ -79,13 +79,9 @@ def _hardware() -> dict[str, Any]:
     import psutil
     import torch
 
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpu": ", ".join(gpus) or None,
-    }
+    memory = round(psutil.virtual_memory().total / 2**30, 1)
+    gpus = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    return {"cpu": cpu_name(), "cores": os.cpu_count(), "memory_gib": memory, "gpu": gpus or None}
 
 
 # What the driver tells of each GPU: as nvidia-smi calls it -> as rows do. Clocks are in MHz, power in watts.

