@@ -19,7 +19,6 @@ from marsbench.training.stages import STAGES
 SCHEMA = 1
 Status = Literal["done", "skipped", "failed", "timeout"]
 
-
 _KINDS: "dict[str, type[Row]]" = {}  # by what a line calls them
 
 

@@ -111,8 +111,7 @@ class Workspace:
 
     def variants(self) -> "list[Workspace]":
         """The folders of everything of this scale that has rows, the scale's own benchmarks first."""
-        folder = self.root / "results" / self.scale
-        names = sorted(path.name for path in folder.glob("*") if path.is_dir())
+        names = sorted(path.name for path in (self.root / "results" / self.scale).glob("*") if path.is_dir())
         return [replace(self, variant=name) for name in ("", *names)]
 
     def seeds(self) -> "dict[int, Workspace]":
