@@ -204,8 +204,7 @@ def decode_file(
     for token in eos_id:
         check_ids(model, EOS=token)
     check_ids(model, pad=pad_id)
-    title = f"decoding {source.name} by {answering.method.name}"
-    meter = Meter()
+    title, meter = f"decoding {source.name} by {answering.method.name}", Meter()
     generations = answering.decode_all(requests, reporter, title, eos_id=eos_id, pad_id=pad_id, meter=meter)
     told = ("tokens", "forwards", "accepted", "finish", "acceptance_histogram_by_draft_length")
     lines = [json.dumps({name: getattr(generation, name) for name in told}) + "\n" for generation in generations]

@@ -72,12 +72,9 @@ def _exit(message: str, code: int) -> typer.Exit:
 
 
 app = typer.Typer(
-    cls=MendableErrorsGroup,
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    add_completion=False,
+    cls=MendableErrorsGroup, no_args_is_help=True, rich_markup_mode="markdown", add_completion=False,
     pretty_exceptions_enable=False,
-)
+)  # fmt: skip
 
 
 def _print_version(wanted: bool) -> None:

@@ -104,8 +104,7 @@ def _picture(lines: Sequence[Sequence[Segment]], kind: str) -> bytes:
         for text, style, _ in line:
             at = column * width, 1 - row * height
             if style and style.bgcolor:
-                shade = Rectangle(at, cell_len(text) * width, height, color=style.bgcolor.name, linewidth=0)
-                figure.add_artist(shade)
+                figure.add_artist(Rectangle(at, cell_len(text) * width, height, color=style.bgcolor.name, linewidth=0))
             weight = "bold" if style and style.bold else "normal"
             figure.text(*at, text, family="monospace", fontsize=9, weight=weight, va="bottom", parse_math=False)
             column += cell_len(text)
