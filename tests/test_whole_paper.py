@@ -23,7 +23,8 @@ from marsbench.findings.collection import collect
 from marsbench.findings.seeds import pooled
 from marsbench.overview import reproduction
 from marsbench.overview.front_door import BEGIN, END
-from marsbench.overview.pages import EXPLORE, whole_paper, write_whole_paper
+from marsbench.overview.index import EXPLORE
+from marsbench.overview.pages import whole_paper, write_whole_paper
 from marsbench.overview.work import executor_of
 from marsbench.paper import REFERENCE, Published, published
 from marsbench.presets import preset

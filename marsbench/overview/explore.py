@@ -28,7 +28,7 @@ def page_of(collections: Sequence[Collection]) -> str:
     races = [race for each in collections for race in _races(each)]
     first = collections[0]
     questions = _questions(next(iter(first.of(PLAN.key)), []), preset(first.scale))
-    template = (Path(__file__).parent / EXPLORE).read_text(encoding="utf-8")
+    template = (Path(__file__).parent / f"{EXPLORE}.html").read_text(encoding="utf-8")
     # Such JSON ends no <script> and opens no comment in it, whatever its texts say.
     data = json.dumps({"races": races, "questions": questions}, separators=(",", ":"), allow_nan=False)
     data = data.replace("<", "\\u003c").replace(">", "\\u003e")

@@ -13,7 +13,7 @@ from marsbench.rendering.sections import reading
 from marsbench.studies import items, study_of
 from marsbench.studies.study import Study
 
-EXPLORE = "explore.html"
+EXPLORE = "explore"  # what stands on that page has none in Markdown
 
 
 def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
@@ -50,8 +50,8 @@ def _table(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
     papers, entries = any(entry.claim.papers for entry in judged), []
     for entry, each in product(judged, collections):
         if (one := entry.findings[each.scale]).estimate is not None:
-            where = said.heading(entry.claim.section) if papers else study_of(entry.claim.page).page
-            link = link_of(study_of(entry.claim.page), each)
+            study, section = study_of(entry.claim.page), entry.claim.section
+            where, link = said.heading(section) if section else study.page, link_of(study, each)
             entries.append(([f"[{where}]({link})" if link else where, entry.claim.text], each.scale, one))
     return said.claims_table(entries, "", "claim", papers=papers)
 
@@ -59,5 +59,5 @@ def _table(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
 def link_of(study: Study, collection: Collection) -> str:
     """The way to the page that a study stands on; empty where a scale has no rows of it."""
     link = collection.links.get(study.key, "")
-    ending = ".html" if study.page == "explore" else ".md"
+    ending = ".html" if study.page == EXPLORE else ".md"
     return str(PurePosixPath(link).with_name(study.page + ending)) if link else ""

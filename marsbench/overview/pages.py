@@ -16,14 +16,13 @@ from marsbench.rows.workspace import Workspace
 from marsbench.studies import claims, pages, studies, studies_on
 from marsbench.studies.study import Study
 
-EXPLORE = "explore"  # what stands on that page has none in Markdown
 Parts = Sequence[tuple[Study, Sequence[Row], BySeed]]  # what stands on a page: the rows shown, and those of all seeds
 
 
 def write_page(parts: Parts, scale: str, reports_dir: Path) -> list[Path]:
     """Render a page and its figures into a folder; returns the paths, the page first."""
-    if parts[0][0].page == EXPLORE:
-        return [reports_dir / f"{EXPLORE}.html"]  # one of the pages on the whole paper
+    if parts[0][0].page == index.EXPLORE:
+        return [reports_dir / f"{index.EXPLORE}.html"]  # one of the pages on the whole paper
     first, *more = [study.render(rows, scale, seeds) for study, rows, seeds in parts]
     # What stands on another study's page becomes a part of that.
     page = "\n".join([first, *[re.sub("^#", "##", text, flags=re.MULTILINE) for text in more]])
@@ -95,6 +94,6 @@ def _texts(root: Path, scale: str, collections: Sequence[Collection], judged: Se
     folder = whole_paper_folder(root, scale)
     return {
         folder / "index.md": index.render(judged, collections),
-        folder / index.EXPLORE: explore.page_of(collections),
+        folder / f"{index.EXPLORE}.html": explore.page_of(collections),
         **front_door.readme_of(root, judged, collections),
     }

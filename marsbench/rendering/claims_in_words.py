@@ -20,9 +20,7 @@ HOW_CLAIMS_ARE_JUDGED = (
 )
 
 
-def heading(section: Section | None) -> str:
-    if section is None:
-        return "Our own"
+def heading(section: Section) -> str:
     if section.number:
         return f"Section {'.'.join(map(str, section.number))}"
     return f"Appendix {section.appendix}" if section.appendix else section.title
