@@ -42,8 +42,7 @@ QUESTIONS = 200  # of a benchmark: some 70 lines answer them
 
 
 def _ways(curve: str) -> list[str]:
-    surest = mars_name("mars", 4, _SUREST)
-    return [way for way in _WAYS if way != surest or curve.startswith("shipped")]
+    return [way for way in _WAYS if way != mars_name("mars", 4, _SUREST) or curve.startswith("shipped")]
 
 
 def _lines() -> Iterator[Line]:

@@ -87,9 +87,8 @@ def typical(values: Sequence[float]) -> Estimate:
     if min(values) <= 0:
         return Estimate(0.0, Interval(0.0, inf), len(values))
     logs = [log(value) for value in values]
-    half = reach(0.0, logs) if len(logs) > 1 else inf
-    limits = Interval(exp(fmean(logs) - half), exp(fmean(logs) + half))
-    return Estimate(exp(fmean(logs)), limits, len(logs))
+    mean, half = fmean(logs), reach(0.0, logs) if len(logs) > 1 else inf
+    return Estimate(exp(mean), Interval(exp(mean - half), exp(mean + half)), len(logs))
 
 
 # ---- the page ----

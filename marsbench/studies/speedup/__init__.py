@@ -122,8 +122,7 @@ def _steps(rows: Sequence[Row]) -> str:
         return ""
     law = law_of(times.rows, times.window, times.seconds)
     shown = [count for count in law.positions if count & (count - 1) == 0]
-    alone = law.seconds_at(1)
-    costs = ["steps of `ar` for one row", *[f"{law.seconds_at(count) / alone:.2f}" for count in shown]]
+    costs = ["steps of `ar` for one row", *[f"{law.seconds_at(count) / law.seconds_at(1):.2f}" for count in shown]]
     return table(["positions in a step", *map(str, shown)], [costs])
 
 
