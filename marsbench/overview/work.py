@@ -148,9 +148,7 @@ def carry_out(
     alone = isinstance(executor, Here)  # in this process, which reports its own progress
     how: dict[str, Any] = {"workers": 0 if alone else executor.workers, "quick": quick}
     planned, settings = tasks_of(wanted, run.scale, known, **how), settings_of(run)
-    if not run.is_whole:  # pages are made of whole answers
-        planned = [task for task in planned if not isinstance(task, PageTask)]
-    tasks = [replace(task, settings=settings) for task in planned]
+    tasks = [replace(task, settings=settings) for task in planned if run.is_whole or not isinstance(task, PageTask)]
     of_pages = {task.name: task for task in tasks if isinstance(task, PageTask)}
     made = dict[str, Ended]()
     with closing(executor.run(tasks)) as running:
