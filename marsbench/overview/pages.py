@@ -32,14 +32,10 @@ def write_page(parts: Parts, scale: str, reports_dir: Path) -> list[Path]:
 
 def parts_at(page: str, workspace: Workspace, collection: Collection) -> Parts:
     """What stands on a page of a workspace, of the rows of a collection that has them, as far as it was made there."""
-    parts, made = list[tuple[Study, Sequence[Row], BySeed]](), set(workspace.pages)
-    seeds = replace(workspace, variant="").seeds()
+    made, seeds = set(workspace.pages), replace(workspace, variant="").seeds()
     own = next((seed for seed, place in seeds.items() if place == workspace), 0)
-    for study in [study for study in studies_on(page) if study.key in made]:
-        shown = collection.shown_with(study.key, own)
-        if own in shown or (study.query.seeds and shown):
-            parts.append((study, next(iter(shown.values())), shown))
-    return parts
+    shown = [(study, collection.shown_with(study.key, own)) for study in studies_on(page) if study.key in made]
+    return [(study, next(iter(of.values())), of) for study, of in shown if own in of or (study.query.seeds and of)]
 
 
 def write_study(study: Study, workspace: Workspace) -> Path:

@@ -188,12 +188,12 @@ def _refusal(study: Study, run: Run, quick: bool) -> list[Row] | UserError | Non
         cells = [asked for plan in study.plans for asked in plan.cells(run.asked(plan))]
     except UserError as error:
         return error
-    reasons = [run.cannot_ask(asked.benchmark, asked.questions) for asked in cells]
-    if not cells or not all(reasons):
+    refused = [(asked, reason) for asked in cells if (reason := run.cannot_ask(asked.benchmark, asked.questions))]
+    if not refused or len(refused) < len(cells):
         return None
-    for asked, reason in zip(cells, reasons, strict=True):
+    for asked, reason in refused:
         run.reporter.say_once(f"{asked.benchmark}: skipped ({reason})")
-    return [CellRunner(run).without(asked, reason) for asked, reason in zip(cells, reasons, strict=True)]
+    return [CellRunner(run).without(asked, reason) for asked, reason in refused]
 
 
 def executor_of(run: Run, *, jobs: int | None = None, cluster: str | None = None) -> Executor:

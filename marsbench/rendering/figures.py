@@ -93,10 +93,10 @@ def differences_figure(reference: str, *names: str) -> Drawing:
     def draw(seeds: Seeds, plan: TablePlan, path_stem: Path) -> list[Path]:
         panels = []
         parts = {head: (name,) for name, head in columns(plan).items()} | {"Average": (*columns(plan),)}
-        for line in plan.lines:
+        for line in [line for line in plan.lines if line.name in names]:
             claims = {words: more_accurate(plan, line.name, reference, only=of) for words, of in parts.items()}
             effects = {words: gain for words, claim in claims.items() if (gain := claim.over(seeds).estimate)}
-            if line.name in names and effects:
+            if effects:
                 panels.append(Labelled(f"{line.label}, points", {"": effects}, level=0.0))
         return labelled_figure(panels, path_stem) if panels else []
 
