@@ -131,7 +131,7 @@ def test_keys_open_what_they_are_for() -> None:
 
     keys = {"api_key": ("one", "two")}
     assert [status(key, **keys) for key in ("one", "two", "three", "")] == [200, 200, 401, 401]
-    assert status("", "/health", **keys) == 200
+    assert [status("", path, **keys) for path in ("/health", "/ping", "/version")] == [200, 200, 401]
     both = {**keys, "speed_key": "knob"}
     assert [status(key, "/v1/speed", "PUT", **both) for key in ("one", "knob")] == [401, 200]
     assert status("knob", **both) == 200

@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from marsbench import __version__
 from marsbench.errors import UserError
 from marsbench.serving.answers import Answers, Completion
 from marsbench.serving.engine_client import EngineClient
@@ -50,6 +51,8 @@ def build(engine: EngineClient) -> Starlette:
             Route("/v1/speed", routes.speed),
             Route("/v1/speed", routes.set_speed, methods=["PUT"]),
             Route("/health", routes.health),
+            Route("/ping", routes.health),
+            Route("/version", lambda _: JSONResponse({"version": __version__})),
             Route("/metrics", routes.metrics),
             Route("/", routes.look),
         ],

@@ -160,7 +160,7 @@ class Guard:
             keys = keys if settings.speed_key is None else [settings.speed_key]
         elif keys and settings.speed_key is not None:
             keys.append(settings.speed_key)
-        if not keys or scope["path"] == "/health":
+        if not keys or scope["path"] in ("/health", "/ping"):
             return
         way, _, given = headers.get("authorization", "").encode("latin-1").partition(b" ")
         if way.lower() == b"basic":

@@ -125,7 +125,7 @@ class Settings:
     # Who may come in.
     host: str = option("Address to listen on; 0.0.0.0 lets other machines in.", "127.0.0.1")
     port: int = option("Port; 0 takes a free one.", 8000, least=0, most=65535)
-    api_key: tuple[str, ...] = option("Key of every route but /health; repeatable, or once in MARSBENCH_API_KEY.", ())
+    api_key: tuple[str, ...] = option("Key of all but health checks; repeatable, or once in MARSBENCH_API_KEY.", ())
     speed_key: str | None = option("The only key that may change the speed settings.")
     lock_speed: bool = option("Let no client change the speed settings.", False)
     allowed_host: tuple[str, ...] = option(
