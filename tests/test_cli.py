@@ -340,7 +340,7 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "decode: no mask token": ([*DECODE, "--model", "maskless", "--out", "o.jsonl"], "--mask-id"),
     "reproduce: no such table": (["reproduce", "table99", *HERE], "table2"),
     "reproduce: quick for no sweep": (["reproduce", "table2", "--quick", *HERE], "--quick"),
-    "reproduce: a part of no questions": (["reproduce", "table5", "--shard", "1/2", *HERE], "divides questions"),
+    "reproduce: a part of a page without any": (["reproduce", "figure1", "--shard", "1/2", *HERE], "divides questions"),
     "reproduce: GPUs for the toy": (["reproduce", "table2", "--gpus-per-training", "2", *HERE], "choose a scale of"),
     "reproduce: no jobs": (["reproduce", "table2", "--jobs", "0", *HERE], "--jobs"),
     "reproduce: benchmarks that a table has not": (["reproduce", "table8", "--benchmarks", "mini_bbh", *HERE], "gsm8k"),

@@ -30,7 +30,9 @@ from marsbench.overview.pages import judged_collection, parts_at, whole_paper, w
 from marsbench.overview.reproduction import reproduce_part
 from marsbench.presets import DEFAULT_SCALE, preset, scales
 from marsbench.progress import quieten_libraries
-from marsbench.rows.kinds import EvaluationRow, TrainingRow
+from marsbench.racing.grid import read_grid, shipped_grid
+from marsbench.racing.sweep import Sweep
+from marsbench.rows.kinds import EvaluationRow, Row, TrainingRow
 from marsbench.rows.workspace import Workspace, write_rows
 from marsbench.running.plans import TablePlan
 from marsbench.running.run import Run
@@ -222,6 +224,25 @@ def test_parts_make_the_whole(little: Callable[..., Run]) -> None:
             assert row.digests == [json.loads(file.read_text())["digest"] for file in parts] and not whole.exists()
     with pytest.raises(UserError, match="mini_gpqa: part 3 of 9 has no question"):
         replace(run, shard=(3, 9)).exam("mini_gpqa")
+
+
+def test_parts_race_all_contenders(little: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against contenders that no part races, or two."""
+    grid, raced = read_grid(shipped_grid("micro"), quick=True), list[set[str]]()
+
+    def rows(sweep: Sweep) -> list[Row]:
+        raced.append({line.name for line in sweep._course.grid.contenders})
+        return []
+
+    monkeypatch.setattr(Sweep, "rows", rows)
+    for number in (1, 2):
+        part = replace(little(), benchmarks=(), limit=None, shard=(number, 2))
+        reproduce_part([study_of("speedup")], part, Here(part.workspace.logs, part.reporter), quick=True)
+    assert len(raced) == 2 * len(grid.batch_sizes)
+    assert raced[0] | raced[-1] == {line.name for line in grid.contenders} and raced[0] & raced[-1] == {
+        "ar",
+        "hf-generate",
+    }
 
 
 def test_a_table_asks_its_own_benchmarks_only(little: Callable[..., Run]) -> None:

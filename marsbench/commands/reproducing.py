@@ -103,8 +103,8 @@ def reproduce(
 
     executor = executor_of(run, jobs=jobs, cluster=cluster)
     if not run.is_whole:
-        reproduce_part([study] if study else studies_of_paper(), run, executor)
-        typer.echo(f"part {start.shard} is answered; after all parts, the same command without --shard makes the page")
+        reproduce_part([study] if study else studies_of_paper(), run, executor, quick=quick)
+        typer.echo(f"part {start.shard} is done; after all parts, the same command without --shard makes the page")
         return
     if what == "all":
         reproduce_all(run, executor, quick=quick)

@@ -29,12 +29,12 @@ def reproduce_page(name: str, run: Run, executor: Executor, *, quick: bool = Fal
     return _write_page(study, run, made[study.key], quick=quick)
 
 
-def reproduce_part(wanted: Sequence[Study], run: Run, executor: Executor) -> None:
-    """Train what some pages need, and log one part of their answers (`Run.shard`); `UserError` if something failed."""
-    asked = [study for study in wanted if study.plans]
+def reproduce_part(wanted: Sequence[Study], run: Run, executor: Executor, *, quick: bool = False) -> None:
+    """Train what some pages need, log one part of their answers and race one part of their contenders (`Run.shard`)."""
+    asked = [study for study in wanted if study.plans or study.grid]
     if not asked:
-        raise UserError("--shard divides questions, and this page asks none", fix="leave it out")
-    for made in carry_out(asked, run, executor).values():
+        raise UserError("--shard divides questions and races, and this page has none", fix="leave it out")
+    for made in carry_out(asked, run, executor, quick=quick).values():
         if isinstance(made, UserError):
             raise made
         if failed := [row.reason for row in made if row.status == "failed"]:

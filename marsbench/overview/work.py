@@ -40,7 +40,7 @@ class PageTask(RunTask):
 
         study = study_of(self.study)
         if study.grid is not None and self.batch_size is not None:
-            grid = study.grid(run.scale, self.quick).at(self.batch_size)
+            grid = study.grid(run.scale, self.quick).part(*run.shard).at(self.batch_size)
             return Made(page=tuple(Sweep(run, grid).rows()))
         return Made(page=tuple(study.measure(run)) if study.measure else ())
 
@@ -148,7 +148,9 @@ def carry_out(
     alone = isinstance(executor, Here)  # in this process, which reports its own progress
     how: dict[str, Any] = {"workers": 0 if alone else executor.workers, "quick": quick}
     planned, settings = tasks_of(wanted, run.scale, known, **how), settings_of(run)
-    tasks = [replace(task, settings=settings) for task in planned if run.is_whole or not isinstance(task, PageTask)]
+    if not run.is_whole:  # what a page measures besides its races needs whole answers
+        planned = [task for task in planned if not isinstance(task, PageTask) or task.batch_size]
+    tasks = [replace(task, settings=settings) for task in planned]
     of_pages = {task.name: task for task in tasks if isinstance(task, PageTask)}
     made = dict[str, Ended]()
     with closing(executor.run(tasks)) as running:

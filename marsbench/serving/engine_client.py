@@ -154,8 +154,7 @@ class EngineClient:
         self.metrics.take(Report(self.state))
         self.metrics.counters["marsbench:engine_restarts"].inc()
         for stream in self._streams.values():
-            why = "the engine process has ended; nothing of this request is left"
-            stream.end(ApiError(500, why, code="engine_lost"))
+            stream.end(ApiError(500, "the engine process has ended; this request is lost", code="engine_lost"))
         self._queued.clear()
         if self.fatal or self.draining:
             self.over.set()

@@ -51,11 +51,9 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     loaded = load_aloud(settings.checkpoint, Reporter(), dtype=dtype, device=device)
     fit("ar", loaded)
     eos_id, pad_id = default_ids(loaded)
-    methods: tuple[MethodName, ...] = ("ar",)
     mask_id = loaded.mask_id if loaded.knows_masks or settings.untrained_masks else None
     check_ids(loaded.model, mask=mask_id)
-    if mask_id is not None:
-        methods = ("ar", "mars", "mars-verified")
+    methods: tuple[MethodName, ...] = ("ar",) if mask_id is None else ("ar", "mars", "mars-verified")
     slots, warning = slots_within(
         settings, slots_needed(loaded.model), _free_bytes(loaded.model.device) // bytes_per_slot(loaded.model)
     )
