@@ -210,6 +210,7 @@ def test_log_probabilities_are_of_the_tokens_of_the_text(server: Running) -> Non
     assert cut["token_logprobs"] == pytest.approx(said["token_logprobs"][:count], abs=1e-4)
     turns = {"messages": [{"role": "user", "content": PROMPT}], "logprobs": True, "top_logprobs": 1}
     chat = server.call("/v1/chat/completions", asked | turns).json()["choices"][0]
+    assert server.call("/v1/chat/completions", asked | turns | {"logprobs": False}).status_code == 400
     every = chat["logprobs"]["content"]
     assert len(every) == 24 and all(each["logprob"] <= each["top_logprobs"][0]["logprob"] for each in every)
     assert b"".join(bytes(each["bytes"]) for each in every).decode(errors="replace") == chat["message"]["content"]

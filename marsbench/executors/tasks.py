@@ -295,5 +295,5 @@ def _begin(held: Connection, lane: int, gpus: int) -> None:
 
 
 if __name__ == "__main__":  # one of the processes of `launch`
-    Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()  # that has ended which launched it
+    Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()  # it ends when its launcher does
     pickle.loads(Path(sys.argv[1]).read_bytes()).run([], Reporter())

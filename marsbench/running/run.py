@@ -33,10 +33,7 @@ class Run:
     seed: int = 0
     benchmarks: Sequence[str] = ()  # none = the preset's
     limit: int | None = None  # questions per benchmark; None = the preset's
-    shard: tuple[int, int] = (
-        1,
-        1,
-    )  # (i, n): only the ith of n parts of the questions
+    shard: tuple[int, int] = (1, 1)  # (i, n): only the ith of n parts of the questions
     data_dir: Path | None = None
     max_new_tokens: int | None = None  # of every answer; None = each benchmark's own limit
     gpus_per_training: int = 1

@@ -186,6 +186,8 @@ class ChatRequest(_Decoding, kw_only=True):
 
     @property
     def best(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError.wrong("'top_logprobs' goes with 'logprobs'", "top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
