@@ -137,7 +137,8 @@ def test_what_is_left_out_is_counted(model: Path, tmp_path: Path, decoded: list[
     long = {"prompt": " ".join(["one"] * 60)}
     prompts = save(tmp_path / "prompts.jsonl", *[{"prompt": one} for one in QUESTIONS], long)
     sampled = "--temperature", "2", "--samples", "8"
-    done = distill(model, prompts, tmp_path / "chats.jsonl", *sampled)
+    distill(model, prompts, tmp_path / "chats.jsonl", *sampled[:3], "2")
+    done = distill(model, prompts, tmp_path / "chats.jsonl", *sampled)  # more samples: it goes on
     cut = sum(one.finish == "length" for _, one in decoded)
     left = len(written(tmp_path / "chats.jsonl"))
     lost = len(decoded) - cut - left

@@ -57,8 +57,8 @@ def distill(
     and --samples 4, each prompt gets four answers. Without prompts, --self-asked 10000 samples users' turns from the
     model, into OUT.prompts. Cut answers, empty answers and prompts too long for the context are left out and counted.
 
-    After an interruption, the same command goes on, also with another method or batch size or a larger --limit. For
-    other changes, give another --out.
+    After an interruption, the same command goes on, also with another method, batch size or --keep-cut, a larger
+    --limit or more --samples. For other changes, give another --out.
     """
     typed = replace(decoding, method=method)
     decoding = shared.at(typed, start.block_size)
@@ -89,9 +89,8 @@ def distill(
     answering = Answering.by(decoding, loaded, draft, reporter, batch_size)
     if self_asked is not None:
         asked = read_prompts(asked_by(answering, self_asked, source, reporter, seed=seed))
-    asked, limit = [turns for turns in asked for _ in range(samples)], limit and samples * limit
     distiller = Distiller(answering, reporter, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
-    _, counts = distiller.distill(asked, source, out, limit=limit, keep_cut=keep_cut)
+    _, counts = distiller.distill(asked, source, out, limit=limit, samples=samples, keep_cut=keep_cut)
     typer.echo(f"wrote {out}: {counts}")
 
 

@@ -35,6 +35,7 @@ _ASKING = ("user", "tool")  # whose turns are answered
 REPLACED = "\N{REPLACEMENT CHARACTER}"  # what bytes that are no text are decoded to
 
 Prompt = list[Message]  # the turns before an answer
+Key = tuple[int, int]  # of an answer: which prompt, and which answer to it, from 0
 
 
 def read_prompts(file: Path, column: str | None = None) -> list[Prompt]:
@@ -114,6 +115,7 @@ class Response:
     tokens: int  # an EOS counted once
     ended: bool  # with EOS, not at the limit
     kept: bool  # by chat data, see `Chats.keeps`
+    sample: int = 0  # which answer to the prompt
 
     def left_out(self, *, keep_cut: bool) -> str | None:
         if not self.ended and not keep_cut:
@@ -142,10 +144,10 @@ class Distiller:
         self._room = room_for_prompt(self.answering.loaded.model, self.max_new_tokens)
 
     def distill(
-        self, prompts: Sequence[Prompt], source: Path, out: Path, *, limit: int | None = None,
+        self, prompts: Sequence[Prompt], source: Path, out: Path, *, limit: int | None = None, samples: int = 1,
         keep_cut: bool = False,
     ) -> tuple[int, str]:  # fmt: skip
-        """Answer the first `limit` prompts, read from `source`, and write them to `out` as chat data, in their order.
+        """Answer the first `limit` prompts of `source`, `samples` times each, and write `out`, in their order.
 
         An interrupted run goes on from the answers beside `out`; `keep_cut` writes those cut at the limit too. Returns
         how many were written, and that in words. `UserError` where another file lies there, or no answer is left to
@@ -156,18 +158,19 @@ class Distiller:
         with locked(lock, patience_s=0.0, busy="another command is writing these answers"):
             log = self._log(prompts, out)
             requests = {
-                number: Request(
+                (number, sample): Request(
                     ids, self.max_new_tokens, self.answering.threshold, temperature=self.temperature,
-                    seed=random.Random(f"{self.seed} {number} 0").getrandbits(63),  # the 0 keeps what a seed has drawn
+                    seed=random.Random(f"{self.seed} {number} {sample}").getrandbits(63),
                 )
                 for number, ids in enumerate(self.chats.encoded(asked, source))
+                for sample in range(samples)
                 if len(ids) <= self._room
             }  # fmt: skip
             answers = self._answer(requests, asked, log)
             reasons = [answer.left_out(keep_cut=keep_cut) for answer in answers]
             written = [answer for answer, reason in zip(answers, reasons, strict=True) if reason is None]
             too_long = f"to prompts longer than the {self._room:,} tokens that the context leaves for them"
-            left_out = Counter({too_long: len(asked) - len(requests)}) + Counter(filter(None, reasons))
+            left_out = Counter({too_long: samples * len(asked) - len(requests)}) + Counter(filter(None, reasons))
             others = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
             tokens = sum(answer.tokens for answer in written)
             words = f"{len(written):,} answers with {tokens:,} tokens; left out: {others or 'none'}"
@@ -189,30 +192,30 @@ class Distiller:
             raise UserError("the file exists, with other settings", where=str(out), fix="choose another --out")
         return Log(file, Response, what="an answer", mend="remove the line, and its prompt is answered again")
 
-    def _answer(self, requests: Mapping[int, Request], prompts: Sequence[Prompt], log: Log[Response]) -> list[Response]:
-        answers = {line.prompt: line for line in log.records()}
-        todo = [number for number in requests if number not in answers]
+    def _answer(self, requests: Mapping[Key, Request], prompts: Sequence[Prompt], log: Log[Response]) -> list[Response]:
+        answers = {(line.prompt, line.sample): line for line in log.records()}
+        todo = [key for key in requests if key not in answers]
         stretch = _BATCHES_AT_ONCE * self.answering.batch_size
         done, tokens, started = len(requests) - len(todo), 0, time.perf_counter()
         if done:
             self.reporter.say(f"going on after {done:,} of {len(requests):,} answers")
         eos_ids, pad_id = self.chats.ends(self.answering.loaded)
 
-        def finished(numbers: Sequence[int], index: int, generation: Generation) -> None:
+        def finished(keys: Sequence[Key], index: int, generation: Generation) -> None:
             nonlocal done, tokens
-            number, said = numbers[index], generation.tokens
+            (number, sample), said = keys[index], generation.tokens
             kept, ended = self.chats.keeps(said, prompts[number]), generation.finish == "eos"
-            answers[number] = Response(number, self.chats.text(said), generation.emitted, ended, kept)
-            log.append(vars(answers[number]))
+            answers[keys[index]] = Response(number, self.chats.text(said), generation.emitted, ended, kept, sample)
+            log.append(vars(answers[keys[index]]))
             done, tokens = done + 1, tokens + generation.emitted
             bar.update(done, len(requests), f"{tokens / (time.perf_counter() - started):,.0f} tokens/s")
 
         with self.reporter.bar(f"answering by {self.answering.method.name}") as bar:
             for first in range(0, len(todo), stretch):
-                numbers = todo[first : first + stretch]
-                asked, told = [requests[number] for number in numbers], partial(finished, numbers)
+                keys = todo[first : first + stretch]
+                asked, told = [requests[key] for key in keys], partial(finished, keys)
                 self.answering.decode(asked, eos_id=eos_ids, pad_id=pad_id, on_finished=told)
-        return [answers[number] for number in requests]
+        return [answers[key] for key in requests]
 
 
 TEMPERATURE = 0.8
