@@ -5,6 +5,7 @@ import base64
 import json
 import time
 import tracemalloc
+from collections import Counter
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
@@ -44,7 +45,7 @@ class MadeUp(EngineClient):
         self.sent.append(message)
         if isinstance(message, Job) and self.answers:
             tokens = [message.prompt_ids[0]] * message.max_new_tokens
-            ending = Ending("length", len(tokens), 2, None, (4, 4))
+            ending = Ending("length", len(tokens), 2, None, (4, 4), drafted=6, accepted=Counter({0: 1, 2: 1}))
             report = Report(State(), [message.id], {message.id: [tokens]}, [(message.id, ending)])
             asyncio.get_running_loop().call_soon(self._take, report)
 
@@ -237,6 +238,15 @@ def test_one_answer_that_fails_ends_its_siblings() -> None:
 
     (status, _, raw), after = asyncio.run(tried())
     assert status == 500 and b"no memory" in raw and [type(one) for one in after] == [Cancel, Cancel]
+
+
+def test_guesses_are_told_under_vllms_names() -> None:
+    """Guards against numbers that its tools cannot find or that contradict each other."""
+    told = json.loads(ask({"prompt": "ab", "n": 2})[2])["metrics"]["speculative_decoding"]
+    assert told == {
+        "mean_acceptance_length": 2.0, "draft_acceptance_rate": round(4 / 12, 4), "acceptance_histogram": [2, 0, 2, 0],
+        "num_spec_steps": 4, "num_accepted_draft_tokens": 4, "num_draft_tokens": 12, "num_spec_tokens": 3,
+    }  # fmt: skip
 
 
 def test_routes_that_clients_look_for() -> None:

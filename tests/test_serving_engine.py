@@ -156,6 +156,7 @@ def test_tokens_are_those_of_the_method(method: MethodName, prompts: Prompts, mo
         assert (ending.emitted, ending.forwards, ending.finish) == (alone.emitted, alone.forwards, alone.finish)
         assert ending.thresholds == (None if tau is None else (tau, tau))
         assert ending.windows == ((1, 1) if method == "ar" else (4, 4))
+        assert ending.accepted == Counter(count - 1 for count in alone.accepted[1:] if method != "ar")
     further = [count - 1 for alone in every for count in alone.accepted[1:]] if method != "ar" else []
     assert all(log.accepted[place] == sum(count > place for count in further) for place in range(4))
 
@@ -328,7 +329,8 @@ def test_tau_is_lowered_while_requests_wait_where_that_is_permitted(prompts: Pro
     for number, (method, tau, least) in enumerate(asked):
         log.engine.submit(job(number, prompt, 40, method, threshold=tau, min_threshold=least, ignore_eos=True))
     log.work(3)
-    assert [running.thresholds for running in log.engine._running.values()] == [(tau, tau) for tau in (0.9, 0.5) * 2]
+    in_flight = [running.ending.thresholds for running in log.engine._running.values()]
+    assert in_flight == [(tau, tau) for tau in (0.9, 0.5) * 2]
     log.engine.submit(job(4, prompt, 1))
     log.run()
     assert [log.ended[number].thresholds for number in range(4)] == [(0.4, 0.9), (0.6, 0.6), (0.9, 0.9), (0.5, 0.5)]

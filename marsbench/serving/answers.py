@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
@@ -183,7 +184,7 @@ class Completion:
             kind = kind if self._is_chat else {"text": choice.text}
             said = None if self._body.best is None else await self._answers.aside(self._logprobs, choice)
             choices.append({"index": choice.index, **kind, "logprobs": said, "finish_reason": choice.finish})
-        return self._head | {"choices": choices, "usage": self._usage()}
+        return self._head | {"choices": choices} | self._costs()
 
     def _logprobs(self, choice: Choice) -> Body:
         """Log-probabilities of the tokens that an answer's text is made of, as the API words them."""
@@ -220,7 +221,7 @@ class Completion:
                     chunks.append(self._chunk(choice, "", finish=choice.finish))
                 if chunks:
                     yield b"".join(map(event, chunks))
-        last = self._head | {"choices": [], "usage": self._usage()}
+        last = self._head | {"choices": []} | self._costs()
         yield (event(last) if self._options.include_usage else b"") + event("[DONE]")
 
     def _chunks(self, choice: Choice, pieces: list[list[int]]) -> Iterator[Body]:
@@ -245,13 +246,15 @@ class Completion:
         choice.begun = True
         return self._head | {"choices": [part]} | ({"usage": None} if self._options.include_usage else {})
 
-    def _usage(self) -> Body:
+    def _costs(self) -> Body:
+        """The usage of all choices, and how guesses fared in them, under vLLM's names."""
         # Each prompt was read once.
         prompts = {id(choice.job.prompt_ids): len(choice.job.prompt_ids) for choice in self._choices}
         counts = {
             "prompt_tokens": sum(prompts.values()), "completion_tokens": sum(choice.used for choice in self._choices)
         }  # fmt: skip
         self._entry |= counts | {"finish": [choice.finish for choice in self._choices]}
+        endings = [(choice, choice.ending) for choice in self._choices if isinstance(choice.ending, Ending)]
         of_each = [
             {
                 "method": choice.job.method,
@@ -259,8 +262,19 @@ class Completion:
                 "block_size": list(ending.windows), "lossless": ending.lossless, "forwards": ending.forwards,
                 "tokens_per_forward": round(choice.used / max(ending.forwards, 1), 4),
             }
-            for choice in self._choices
-            if isinstance(ending := choice.ending, Ending)
+            for choice, ending in endings
         ]  # fmt: skip
         ours = {"total_tokens": sum(counts.values()), "marsbench": of_each[0] if len(of_each) == 1 else of_each}
-        return counts | ours
+        costs: Body = {"usage": counts | ours}
+        taken = sum((ending.accepted for _, ending in endings), Counter[int]())
+        if steps := taken.total():
+            accepted, drafted = sum(taken.elements()), sum(ending.drafted for _, ending in endings)
+            masks = max(ending.windows[1] for _, ending in endings) - 1
+            costs["metrics"] = {"speculative_decoding": {
+                "mean_acceptance_length": round(1 + accepted / steps, 4),
+                "draft_acceptance_rate": round(accepted / drafted, 4),
+                "acceptance_histogram": [taken[size] for size in range(masks + 1)],
+                "num_spec_steps": steps, "num_accepted_draft_tokens": accepted, "num_draft_tokens": drafted,
+                "num_spec_tokens": masks,
+            }}  # fmt: skip
+        return costs

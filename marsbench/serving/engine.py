@@ -23,22 +23,19 @@ class Running:
         self.job = job
         # What it may need of the cache: prompt, answer, and the guesses behind it.
         self.slots = -(-(len(job.prompt_ids) + job.max_new_tokens + BEHIND) // _SLOT_STEP) * _SLOT_STEP
-        self.failure = ""  # why it cannot be answered
         self.knob = Knob(None, 1)
-        self.thresholds: tuple[float, float] | None = None
-        self.windows = (WIDEST, 1)
-        self.lossless = True
+        self.ending = Ending("cancelled", windows=(WIDEST, 1))
 
     def turn(self, knob: Knob) -> None:
         """Decode otherwise; an answer tells its tau, or its pruning if always checked."""
-        self.knob = knob
-        self.windows = min(self.windows[0], knob.window), max(self.windows[1], knob.window)
+        self.knob, told = knob, self.ending
+        told.windows = min(told.windows[0], knob.window), max(told.windows[1], knob.window)
         checked = knob.verified or self.job.method == "ar"
-        if self.lossless and not checked:
-            self.lossless, self.thresholds = False, None
-        if knob.threshold is not None and (self.lossless or not checked):
-            low, high = self.thresholds or (knob.threshold, knob.threshold)
-            self.thresholds = min(low, knob.threshold), max(high, knob.threshold)
+        if told.lossless and not checked:
+            told.lossless, told.thresholds = False, None
+        if knob.threshold is not None and (told.lossless or not checked):
+            low, high = told.thresholds or (knob.threshold, knob.threshold)
+            told.thresholds = min(low, knob.threshold), max(high, knob.threshold)
 
 
 class Engine:
@@ -233,7 +230,7 @@ class Engine:
             if not self._running:
                 raise
             number = max(self._running, key=lambda number: (self._running[number].slots, number))
-            self._running[number].failure = why
+            self._running[number].ending.failure = why
             try:
                 self._batch.leave(number)
             except _NO_MEMORY:  # not even that: all of them end
@@ -257,22 +254,22 @@ class Engine:
                 counted["vllm:spec_decode_num_draft_tokens"] += masks
                 counted["vllm:spec_decode_num_accepted_tokens"] += further
                 self._report.accepted.update(range(further))
+                running.ending.drafted += masks
+                running.ending.accepted[further] += 1
         if tokens[-1] in self._eos_ids and not running.job.ignore_eos:
             tokens = tokens[:-1]
         if tokens:
             self._report.tokens.setdefault(number, []).append(tokens)
 
     def _finished(self, number: int, generation: Generation) -> None:
-        running, scored = self._running.pop(number), None
-        if running.job.best is not None and not running.failure:  # a stop string has it cancelled, too
+        running = self._running.pop(number)
+        job, ending = running.job, running.ending
+        ending.finish, ending.emitted, ending.forwards = generation.finish, generation.emitted, generation.forwards
+        if job.best is not None and not ending.failure:  # a stop string has it cancelled, too
             try:
-                scored = likelihood(self.model, running.job.prompt_ids, generation.tokens, running.job.best)
+                ending.likelihood = likelihood(self.model, job.prompt_ids, generation.tokens, job.best)
             except _NO_MEMORY as error:
-                running.failure = f"its log-probabilities cannot be had: {_first_line(error)}"
-        ending = Ending(
-            generation.finish, generation.emitted, generation.forwards, running.thresholds, running.windows,
-            running.lossless, running.failure, scored,
-        )  # fmt: skip
+                ending.failure = f"its log-probabilities cannot be had: {_first_line(error)}"
         self._report.ended.append((number, ending))
 
 

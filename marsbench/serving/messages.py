@@ -51,7 +51,7 @@ class Likelihood(NamedTuple):
     best: list[dict[int, float]]  # at each place, of the likeliest tokens
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ending:
     finish: Finish
     emitted: int = 0  # tokens, an EOS counted once
@@ -61,6 +61,8 @@ class Ending:
     lossless: bool = True  # whether its tokens are those of `ar`
     failure: str = ""  # why the engine could not answer
     likelihood: Likelihood | None = None
+    drafted: int = 0  # masks in its windows
+    accepted: Counter[int] = field(default_factory=Counter)  # such windows, by the tokens beyond the first that counted
 
 
 class State(NamedTuple):
