@@ -78,8 +78,10 @@ def test_tasks_are_shared_out_races_run_alone_and_failures_are_heard(two: Cluste
     assert log_of(tmp_path / "logs", "bad").read_text().count("Traceback") == 1
 
 
-def test_what_a_lost_node_did_is_done_elsewhere(simulated: Simulated, tmp_path: Path) -> None:
-    """Guards against a run that ends with one of its nodes, and processes that keep the memory of a GPU."""
+def test_what_a_lost_node_did_is_done_elsewhere(
+    simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a run that ends with one node, or waits for ever without any, and memory of a GPU that is kept."""
     nodes = [simulated.add_node(num_cpus=1, num_gpus=1, object_store_memory=MEMORY) for _ in range(2)]
     try:
         on_gpus = Cluster(simulated.address, tmp_path / "logs")
@@ -105,6 +107,10 @@ def test_what_a_lost_node_did_is_done_elsewhere(simulated: Simulated, tmp_path: 
     finally:
         for node in simulated.worker_nodes & {*nodes}:
             simulated.remove_node(node)  # gracefully: the next test must not count its GPU
+    monkeypatch.setattr(cluster, "_PATIENCE_S", 1.0)
+    for alone in (True, False):
+        with pytest.raises(UserError, match="lost every node"):
+            ends(on_gpus, [do("left", nothing, tmp_path, alone=alone)])
 
 
 def test_who_stops_listening_ends_what_runs(two: Cluster, tmp_path: Path) -> None:

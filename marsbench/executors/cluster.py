@@ -22,6 +22,7 @@ from marsbench.files import PACKAGE, write_atomically
 from marsbench.provenance import NODE, package_versions
 
 _ANSWER_S = 120.0  # within which every node must say that it sees the shared folder
+_PATIENCE_S = 600.0  # with a cluster that has lost all nodes on which tasks could run
 
 
 class _Node(NamedTuple):
@@ -58,6 +59,16 @@ class Cluster(Executor):
         self.gpus = sum(node.gpus for node in nodes)
         self.workers = self.gpus or sum(node.cpus for node in nodes)
         self._cwd, self._running = Path.cwd(), dict[Any, tuple[Task, str]]()  # result to be -> task, node that it has
+        self._fit_until = time.monotonic()
+
+    def _fit(self) -> list[_Node]:
+        """Nodes on which tasks can run; `UserError` where there has been none for long."""
+        fit, now = [node for node in _nodes() if node.gpus or not self.gpus], time.monotonic()
+        if not fit and now - self._fit_until > _PATIENCE_S:
+            what = "the cluster has lost every node that could go on"
+            raise UserError(what, fix="give it a node with a GPU, and type the same command again")
+        self._fit_until = now if fit else self._fit_until
+        return fit
 
     def start(self, task: Task, made: Sequence[Any]) -> bool:
         """Hand a task over; one that is to be alone gets all of a node that no other has, False while there is none."""
@@ -65,7 +76,7 @@ class Cluster(Executor):
         how: dict[str, Any] = {"num_cpus": 1, "num_gpus": min(self.gpus, 1), "scheduling_strategy": "SPREAD"}
         if task.alone:
             taken = {node for _, node in self._running.values()}
-            free = [node for node in _nodes() if node.id not in taken and (node.gpus or not self.gpus)]
+            free = [node for node in self._fit() if node.id not in taken]
             if not free:
                 return False
             node = max(free)
@@ -76,6 +87,7 @@ class Cluster(Executor):
         return True
 
     def ended(self) -> list[tuple[Task, Ended | None]]:
+        self._fit()
         if not self._running:  # what is left waits for a node
             time.sleep(LOOK_S)
             return []
