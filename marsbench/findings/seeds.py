@@ -40,7 +40,7 @@ def pooled(seeds: Sequence[Sequence[Row]]) -> list[Row]:
 
 
 def _sums(lists: Sequence[Sequence[Any]]) -> list[Any]:
-    return [sum(values) for values in zip(*lists, strict=True)]
+    return [*map(sum, zip(*lists, strict=True))]
 
 
 def _means(lists: Sequence[Sequence[Any]]) -> list[float]:

@@ -186,23 +186,27 @@ def gain_difference(
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
     """The median of the ratios of paired repeats; the interval by a bootstrap with a fixed seed."""
-    from scipy import stats
-
     if len(numerators) != len(denominators) or not numerators:
         raise ValueError(f"{len(numerators)} and {len(denominators)} values make no pairs")
-    ratios = np.asarray(numerators, dtype=float) / np.asarray(denominators, dtype=float)
+    return _median(tuple(above / below for above, below in zip(numerators, denominators, strict=True)))
+
+
+@lru_cache(4096)  # claims, tables and figures ask for the same laps
+def _median(values: tuple[float, ...]) -> Estimate:
+    from scipy import stats
+
     interval = Interval(-inf, inf)
-    if len(ratios) > 1:
+    if len(values) > 1:
         generator = np.random.default_rng(BOOTSTRAP_SEED)
-        drawn = stats.bootstrap((ratios,), np.median, confidence_level=LEVEL, method="percentile", rng=generator)
+        drawn = stats.bootstrap((values,), np.median, confidence_level=LEVEL, method="percentile", rng=generator)
         interval = Interval(*map(float, drawn.confidence_interval))
-    return Estimate(float(np.median(ratios)), interval, len(ratios))
+    return Estimate(float(np.median(values)), interval, len(values))
 
 
 @lru_cache(16)
-def resamples(n: int) -> NDArray[np.int64]:
+def resamples(n: int) -> _Values:
     """How often each of n items is drawn in every resample of a bootstrap, with a fixed seed: [resamples, n]."""
-    return np.random.default_rng(BOOTSTRAP_SEED).multinomial(n, np.full(n, 1 / n), RESAMPLES)
+    return np.random.default_rng(BOOTSTRAP_SEED).multinomial(n, np.full(n, 1 / n), RESAMPLES).astype(float)
 
 
 def percentiles(values: _Values) -> Interval:
@@ -279,10 +283,17 @@ def _points(curve: Sequence[Answers], draws: NDArray[np.generic], extra: tuple[f
 
 def _gap(a: _Values, b: _Values) -> _Values:
     """The mean height of curve a over curve b in each draw; both are [2, points, draws]."""
-    gaps = []
-    for one, other in zip(np.moveaxis(a, -1, 0), np.moveaxis(b, -1, 0), strict=True):
-        low = max(one[0].min(), other[0].min())
-        positions = np.linspace(low, max(low, min(one[0].max(), other[0].max())), _POSITIONS)
-        first, second = (np.interp(positions, *curve[:, np.argsort(curve[0], kind="stable")]) for curve in (one, other))
-        gaps.append(np.mean(first - second))
-    return np.array(gaps)
+    low = np.maximum(a[0].min(0), b[0].min(0))
+    positions = np.linspace(low, np.maximum(low, np.minimum(a[0].max(0), b[0].max(0))), _POSITIONS)
+    return np.asarray((_heights(a, positions) - _heights(b, positions)).mean(0))
+
+
+def _heights(curve: _Values, at: _Values) -> _Values:
+    """Height of a curve [2, points, draws] at positions [positions, draws]; flat before the first point, and behind."""
+    x, y = np.take_along_axis(curve, np.argsort(curve[:1], axis=1, kind="stable"), axis=1)
+    heights: _Values = np.where(at < x[0], y[0], y[-1])
+    for left, right, low, high in zip(x, x[1:], y, y[1:], strict=False):
+        with np.errstate(invalid="ignore", divide="ignore"):  # two points above each other: the interval is empty
+            between = (high - low) / (right - left) * (at - left) + low
+        heights = np.where((left <= at) & (at < right), between, heights)
+    return heights
