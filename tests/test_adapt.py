@@ -13,7 +13,8 @@ from tools import forked, invoke
 
 from marsbench import world
 from marsbench.adapting import adapt
-from marsbench.adapting.adapt import CONTENDERS, Plan, Result, page_of
+from marsbench.adapting.adapt import CONTENDERS, Adapting, Plan, Result, page_of
+from marsbench.decoding.generation import Generation
 from marsbench.methods import METHODS
 from marsbench.statistics.intervals import Estimate, Interval
 from marsbench.training.checkpoints import load
@@ -112,18 +113,28 @@ def test_too_little_time_is_said_with_what_would_be_enough(
 
 
 @pytest.mark.parametrize(
-    ("speed", "same", "said"),
+    ("speed", "same", "gap", "said"),
     [
-        (1.5, 4, "1.50 [1.50, 1.50] times as fast"), (0.9, 4, "Nothing was faster than `ar`"),
-        (1.5, 3, "Of 8 answers, 7 have the tokens of `ar`: in 16 bits"),
+        (1.5, 4, 0.0, "1.50 [1.50, 1.50] times as fast"), (0.9, 4, 0.0, "Nothing was faster than `ar`"),
+        (1.5, 3, 0.25, "Of 8 answers, 7 have the tokens of `ar`. Where others part from it, the two tokens are 0.25"),
+        (1.5, 3, 3.0, "**that is no near tie; please report it**."),
     ],
 )  # fmt: skip
-def test_the_page_says_what_was_found(speed: float, same: int, said: str) -> None:
+def test_the_page_says_what_was_found(speed: float, same: int, gap: float, said: str) -> None:
     """Guards against a page that recommends what is slower, or is silent on a wrong answer."""
     found = [
-        Result(next(one for one in CONTENDERS if one.name == name), Estimate(x, Interval(x, x), 5), 2.0, count)
+        Result(next(one for one in CONTENDERS if one.name == name), Estimate(x, Interval(x, x), 5), 2.0, count, gap)
         for name, x, count in (("ar", 1.0, 4), ("masks, linear, W = 3", speed, same))
     ]
     page = page_of("a-model", Path("out/adapter"), torch.bfloat16, Plan(24, 4, 50), found, [4, 3, 1])
     assert said in page and "up to 1 rows 4 tokens, up to 2 rows 3 tokens, above ar" in page
     assert ("--method mars-verified --layout linear --window 3" in page) == (speed > 1)
+
+
+def test_the_gap_is_of_the_place_where_answers_part(base: Path) -> None:
+    """Guards against a fault that is taken for a near tie, and an answer that ends where the other goes on."""
+    loaded, other = load(base), Generation([5, 7, 9], [1, 2, 3], 3, "length")
+    logits = loaded.model(torch.tensor([[3, 4, 5]])).logits[0, -1]
+    for ar, token in ((Generation([5, 6, 9], [1, 2, 3], 3, "length"), 6), (Generation([5], [1, 2], 2, "eos", 2), 2)):
+        gap = Adapting._gap(SimpleNamespace(_loaded=loaded), [3, 4], ar, other)  # type: ignore[arg-type]
+        assert gap == pytest.approx(float(logits[token] - logits[7]), abs=1e-4)

@@ -15,7 +15,7 @@ import torch
 
 from marsbench.answering import Answering, fit, load_aloud
 from marsbench.decoding.acceptance_report import Acceptance
-from marsbench.decoding.generation import Request
+from marsbench.decoding.generation import Generation, Request
 from marsbench.distilling.distill import Distiller, Prompt, read_prompts, self_asked
 from marsbench.errors import UserError
 from marsbench.files import write_atomically
@@ -41,6 +41,7 @@ from marsbench.training.stages import Recipe
 
 LAPS = 5  # of the race
 HELD_OUT_EVERY = 6  # of that many prompts one is held out, until there are enough
+_NEAR = 0.5  # logits, some steps of bf16 where logits lie: rounding decides between two tokens so close
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Result(NamedTuple):
     speed_up: Estimate  # tokens per second over `ar`
     tokens_per_forward: float
     same: int  # answers with the tokens of `ar`
+    gap: float = 0.0  # where others part from it, by how much the model prefers its token, at most, in logits
 
 
 def page_of(
@@ -86,7 +88,10 @@ def page_of(
         for line in results
     ]  # fmt: skip
     asked, same = plan.held_out * len(results), sum(line.same for line in results)
-    parted = ": in 16 bits rounding decides between two tokens that are as likely; in fp32 please report it"
+    gap = max(line.gap for line in results)
+    parted = f". Where others part from it, the two tokens are {gap:.2f} apart in logits at most: " + (
+        "in 16 bits, rounding decides such ties" if gap <= _NEAR else "**that is no near tie; please report it**"
+    )
     return (Path(__file__).parent / "page.md").read_text(encoding="utf-8").format(
         base=base, fastest=fastest, asked=asked, same=same, parted="" if asked == same else parted,
         table=table(["", "tokens/s over `ar`", "tokens/forward", "answers as `ar`'s"], lines), steps=plan.steps,
@@ -223,6 +228,19 @@ class Adapting:
         ar, results = outcomes["ar"], []
         for contender in CONTENDERS:
             if (mine := outcomes[contender.name]).status == "done":
-                same = sum(a.tokens == b.tokens for a, b in zip(ar.generations, mine.generations, strict=True))
-                results.append(Result(contender, mine.speed_over(ar), mine.emitted / mine.row_forwards, same))
+                answers = [*zip(prompts, ar.generations, mine.generations, strict=True)]
+                gaps = [self._gap(ids, a, b) for ids, a, b in answers if a.tokens != b.tokens]
+                speed, emitted = mine.speed_over(ar), mine.emitted / mine.row_forwards
+                results.append(Result(contender, speed, emitted, len(answers) - len(gaps), max(gaps, default=0.0)))
         return results, windows
+
+    @torch.inference_mode()
+    def _gap(self, prompt: list[int], ar: Generation, other: Generation) -> float:
+        """By how many logits the model prefers `ar`'s token to the other's where two answers part."""
+        both = [[*answer.tokens, *([] if answer.eos_id is None else [answer.eos_id])] for answer in (ar, other)]
+        place, (first, second) = next(
+            (at, pair) for at, pair in enumerate(zip(*both, strict=False)) if len({*pair}) > 1
+        )
+        ids = torch.tensor([[*prompt, *both[0][:place]]], device=self._loaded.model.device)
+        logits = self._loaded.model(ids).logits[0, -1].float()
+        return float(logits[first] - logits[second])
