@@ -6,6 +6,7 @@ where its released code does otherwise. The page also says what training costs, 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -20,7 +21,7 @@ from marsbench.rows.kinds import Row, StepCostRow
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, Interval, median_ratio
-from marsbench.studies.lines import AR_SFT, ONE_TOKEN, mars
+from marsbench.studies.lines import AR_SFT, ONE_TOKEN, mars, mars_name
 from marsbench.studies.study import Item, TablePage, measured_by
 
 # In options, block_size is the window of decoding: rows keep this earlier name.
@@ -50,15 +51,10 @@ PLAN = TablePlan(
             {"block_size": 4, "threshold": 0.0}, untrained_masks=True,
         ),
         Line("mars_95", "MARS (B = 4, tau = .95)", "mars", "mars", _SURE),
-        Line(
-            "mars_paper", "MARS, aligned as in the paper (B = 4)", "mars_paper_alignment", "mars", _ONE, optional=True
-        ),
-        Line(
-            "mars_paper_95", "MARS, aligned as in the paper (B = 4, tau = .95)", "mars_paper_alignment", "mars", _SURE,
-            optional=True,
-        ),
+        *[replace(mars("mars_paper_alignment", 4, tau), optional=True) for tau in (None, 0.95)],
     ),
 )  # fmt: skip
+_ALIGNED, _ALIGNED_95 = (mars_name("mars_paper_alignment", 4, tau) for tau in (None, 0.95))
 _more_accurate, _as_accurate, _emits = partial(more_accurate, PLAN), partial(as_accurate, PLAN), partial(emits, PLAN)
 NOTHING_TO_TEACH = (
     "Fine-tuning adds almost nothing to the base here, and half of the benchmarks are near 100 %. At one token, MARS "
@@ -70,7 +66,7 @@ CLAIMS = (
         "mars", "ar_sft", "MARS at one token per forward pass matches AR SFT", "matches-ar-sft",
         untestable=NOTHING_TO_TEACH,
         beside=(
-            ("in the paper's alignment", _more_accurate("mars_paper", "ar_sft")),
+            ("in the paper's alignment", _more_accurate(_ALIGNED, "ar_sft")),
             ("over AR SFT trained twice as long", _more_accurate("mars", "ar_sft_2x")),
         ),
     ),
@@ -84,8 +80,8 @@ CLAIMS = (
         beside=(("accuracy at tau = 0, over AR SFT", _more_accurate("untrained_masks_always", "ar_sft")),),
     ),
     _more_accurate(
-        "mars_paper", "mars", "MARS is more accurate in the paper's alignment than in the released one", "alignment",
-        ours=True, beside=(("at tau = .95", _more_accurate("mars_paper_95", "mars_95")),),
+        _ALIGNED, "mars", "MARS is more accurate in the paper's alignment than in the released one", "alignment",
+        ours=True, beside=(("at tau = .95", _more_accurate(_ALIGNED_95, "mars_95")),),
     ),
 )  # fmt: skip
 
@@ -144,7 +140,7 @@ STUDY = TablePage(
     claims=CLAIMS,
     figure="differences",
     caption="Difference in accuracy to AR SFT in points, by benchmark, on the same questions",
-    drawing=differences_figure("ar_sft", "ar_sft_2x", "mars", "mars_paper", "mars_95"),
+    drawing=differences_figure("ar_sft", "ar_sft_2x", "mars", _ALIGNED, "mars_95"),
     deviations=("Block diffusion predicts each token at its own position, as BD3-LM does.", ABLATIONS_DEVIATION),
     numbers=TRAINING_CLAIMS,
 )
