@@ -170,24 +170,30 @@ def panels_figure(panels: Sequence[Panel], path_stem: Path, *, across: int, x_la
 
 
 def speed_panel(
-    seeds: Seeds, plan: TablePlan, title: str, lines: Mapping[str, Sequence[str]], benchmarks: Sequence[str]
-) -> Panel:
-    """Accuracy against tokens per forward pass: per label, a curve through its lines that have all benchmarks."""
+    seeds: Seeds, plan: TablePlan, title: str, lines: Mapping[str, Sequence[str]], benchmarks: Sequence[str],
+    at: Sequence[float] = (),
+) -> Panel:  # fmt: skip
+    """Per label, a curve through its lines with all benchmarks: accuracy by tokens per forward pass, or by `at`."""
     curves = {
-        label: [point for name in names if (point := line_on(seeds, plan, name, benchmarks))]
+        label: [
+            (exactly(at[place]) if at else point[0], point[1])
+            for place, name in enumerate(names)
+            if (point := line_on(seeds, plan, name, benchmarks))
+        ]
         for label, names in lines.items()
     }
     _, reference = line_on(seeds, plan, "ar_sft", benchmarks) or (None, None)
     return Panel(title, curves, reference)
 
 
-def speed_figure(lines: Mapping[str, Sequence[str]]) -> Drawing:
+def accuracy_figure(lines: Mapping[str, Sequence[str]], at: Sequence[float] = (), x_label: str = SPEED_AXIS) -> Drawing:
     """What draws one such panel, over the benchmarks that the whole plan was measured on."""
 
     def draw(seeds: Seeds, plan: TablePlan, path_stem: Path) -> list[Path]:
         benchmarks = shared_benchmarks(seeds, plan)
-        panel = speed_panel(seeds, plan, average_title(benchmarks), lines, benchmarks)
-        return panels_figure([panel], path_stem, across=1)
+        title = f"average of {len(benchmarks)} benchmark{'' if len(benchmarks) == 1 else 's'}"
+        panel = speed_panel(seeds, plan, title, lines, benchmarks, at)
+        return panels_figure([panel], path_stem, across=1, x_label=x_label)
 
     return draw
 
@@ -211,7 +217,3 @@ def shared_benchmarks(seeds: Seeds, plan: TablePlan) -> list[str]:
     cells = latest_cells(seeds[0])
     measured = [done for line in plan.lines if (done := done_cells(cells, line.name))]
     return [name for name in columns(plan) if measured and all(name in done for done in measured)]
-
-
-def average_title(benchmarks: Sequence[str]) -> str:
-    return f"average of {len(benchmarks)} benchmark{'' if len(benchmarks) == 1 else 's'}"

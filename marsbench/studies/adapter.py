@@ -6,7 +6,7 @@ from functools import partial
 from marsbench.findings.between_lines import emits_more, more_accurate
 from marsbench.findings.cells import done_cells, latest_cells, same_answers
 from marsbench.line import Line
-from marsbench.rendering.figures import speed_figure
+from marsbench.rendering.figures import accuracy_figure
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
 from marsbench.studies.lines import AR_SFT, HEADS, drafting, headed, mars, mars_name, short, verified
@@ -117,7 +117,7 @@ STUDY = TablePage(
         "Accuracy by tokens per forward pass, verified in groups: adapters of two ranks, trained as long as MARS and "
         "twice as long. Bars are 95 % intervals; the band is AR SFT with its interval"
     ),
-    drawing=speed_figure(
+    drawing=accuracy_figure(
         {  # adapters trained as long as MARS, and twice as long
             "adapter": ("gated_groups", "gated_groups_2x"),
             "adapter of three times the rank": ("wide_groups", "wide_groups_2x"),

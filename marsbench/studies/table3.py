@@ -1,11 +1,10 @@
 """Table 3: what the SFT loss does, at block sizes 4, 8 and 16 and one token per forward pass."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from marsbench.findings.between_lines import as_accurate, emits_more, gains_more, more_accurate
 from marsbench.findings.claims import Claim, Section
-from marsbench.rendering.figures import Panel, Seeds, average_title, exactly, line_on, panels_figure, shared_benchmarks
+from marsbench.rendering.figures import accuracy_figure
 from marsbench.rendering.sections import ABLATIONS_DEVIATION
 from marsbench.running.plans import TablePlan
 from marsbench.studies.lines import ABLATIONS, ALIGNED, AR_SFT, BLOCK_SIZES, MARS_STAGES, mars, mars_name
@@ -52,17 +51,6 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def _draw(seeds: Seeds, plan: TablePlan, path_stem: Path) -> list[Path]:
-    benchmarks = shared_benchmarks(seeds, plan)
-    curves = {}
-    for stage, label in reversed(MARS_STAGES.items()):  # MARS first, as in the other figures
-        points = {size: line_on(seeds, plan, mars_name(stage, size), benchmarks) for size in BLOCK_SIZES}
-        curves[label] = [(exactly(size), point[1]) for size, point in points.items() if point]
-    _, reference = line_on(seeds, plan, "ar_sft", benchmarks) or (None, None)
-    panel = Panel(average_title(benchmarks), curves, reference)
-    return panels_figure([panel], path_stem, across=1, x_label="block size B")
-
-
 TABLE3 = TablePage(
     asks="what does the SFT loss do, by block size?",
     section=SECTION,
@@ -70,7 +58,13 @@ TABLE3 = TablePage(
     claims=CLAIMS,
     figure="block_sizes",
     caption="Average accuracy by block size, with and without the SFT loss, with 95 % intervals",
-    drawing=_draw,
+    drawing=accuracy_figure(
+        {  # MARS first, as in the other figures
+            label: [mars_name(stage, size) for size in BLOCK_SIZES] for stage, label in reversed(MARS_STAGES.items())
+        },
+        BLOCK_SIZES,
+        "block size B",
+    ),
     deviations=(ABLATIONS_DEVIATION,),
 )
 
