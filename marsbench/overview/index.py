@@ -10,6 +10,7 @@ from marsbench.presets import preset
 from marsbench.rendering import claims_in_words as said
 from marsbench.rendering.markdown import filled, table
 from marsbench.rendering.sections import reading
+from marsbench.statistics.decisions import SIGNIFICANT
 from marsbench.studies import items, study_of
 from marsbench.studies.study import Study
 
@@ -35,7 +36,7 @@ def render(judged: Sequence[Judged], collections: Sequence[Collection]) -> str:
             tallies.append(f"- {summary}: {'; '.join(counts)}. {each.seeds_in_words}")
     slots = {
         "tallies": "\n".join(tallies),
-        "judged": said.HOW_CLAIMS_ARE_JUDGED,
+        "significant": f"{SIGNIFICANT:.2f}",
         "reading": reading(collections[0].scale),
         "papers": _table(papers, collections),
         "untestable": said.untestable(entry.claim for entry in known),

@@ -9,15 +9,10 @@ from marsbench.findings.claims import POINTS, Claim, Finding, Section, finding
 from marsbench.findings.seeds import BySeed
 from marsbench.presets import preset
 from marsbench.rendering.markdown import paragraphs, table
-from marsbench.statistics.decisions import SIGNIFICANT
 
 _UNTESTABLE, _CONSTRUCTED = "not testable here", "by construction"
 _IN_TURN = ("holds", "does not hold", "open", _UNTESTABLE, _CONSTRUCTED)  # of a tally, without what was not run
 _PLURAL = {"holds": "hold", "does not hold": "do not hold"}
-HOW_CLAIMS_ARE_JUDGED = (
-    "A claim *holds* or *does not hold* if its whole 95 % interval lies on one side of the claim's bound, with "
-    f"p < {SIGNIFICANT:.2f} after Holm's correction over all claims tested at the scale. Otherwise it is *open*."
-)
 
 
 def heading(section: Section) -> str:
