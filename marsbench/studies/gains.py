@@ -1,12 +1,13 @@
 """MARS beside its rivals, by tokens per forward pass; Table 9; how each rival was trained and set."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marsbench.findings.between_lines import as_accurate, emits, emits_more
-from marsbench.findings.cells import BENCHMARKS, latest_cells
+from marsbench.findings.cells import done_cells, latest_cells
 from marsbench.findings.claims import Claim, Section
 from marsbench.findings.collection import RACED
 from marsbench.findings.in_words import with_interval
@@ -68,13 +69,11 @@ def with_choice(rows: Sequence[Row]) -> list[Row]:
     """The rows, and rows of the chosen line for benchmarks where all lines of `CURVE` have as many answers."""
     cells = latest_cells(rows)
     line: dict[str, Any] = {"arm": CHOSEN.name, "method": CHOSEN.method, "options": CHOSEN.options}
-    chosen = []
-    for name in BENCHMARKS:
-        settings = [row for of in CURVE if (row := cells.get((of, name))) is not None and row.status == "done"]
-        counts = {len(row.correct) for row in settings}
-        if len(settings) == len(CURVE) and len(counts) == 1 and min(counts) >= 2:
-            answers = cross_fitted([row.answers for row in settings], ALLOWED_LOSS)
-            chosen.append(replace(settings[0], **line, **vars(answers), others={}, finished=[]))
+    every, chosen = [done_cells(cells, name) for name in CURVE], []
+    for name, row in every[0].items():
+        with suppress(KeyError, ValueError):  # not all of them have it, or not as many answers
+            answers = cross_fitted([done[name].answers for done in every], ALLOWED_LOSS)
+            chosen.append(replace(row, **line, **vars(answers), others={}, finished=[]))
     return [*rows, *chosen]
 
 
