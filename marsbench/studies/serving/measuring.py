@@ -234,8 +234,5 @@ def _percentiles(values: Sequence[float]) -> list[float]:
 
 def _texts(heard: Sequence[Heard], asked: Sequence[int], questions: int) -> list[list[str]]:
     """Of each question, the different texts that it was answered by."""
-    texts: list[set[str]] = [set() for _ in range(questions)]
-    for answer, question in zip(heard, asked, strict=True):
-        if answer.is_whole:
-            texts[question].add(answer.text)
-    return [sorted(some) for some in texts]
+    known = {(question, answer.text) for answer, question in zip(heard, asked, strict=True) if answer.is_whole}
+    return [sorted(text for of, text in known if of == question) for question in range(questions)]
