@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from marsbench.fetching.models import described, is_known
 from marsbench.findings.between_lines import emits_more
 from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, latest_stages, same_answers
@@ -26,6 +24,7 @@ from marsbench.rendering.markdown import table
 from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.running.plans import TablePlan
+from marsbench.studies.mars_on_gpu import emitted
 from marsbench.statistics.intervals import Estimate, ratio_of_totals
 from marsbench.studies.lines import short
 from marsbench.studies.study import Study
@@ -302,12 +301,9 @@ def _tokens(cells: Cells, rows: Sequence[Row]) -> str:
     for line in PLAN.lines:
         if (done := done_cells(cells, line.name)) and line.method != "ar":
             tokens = [f"{row.tokens_per_forward.value:.2f}" for row in done.values()]
-            emitted, passes, whole = (
-                sum(sum(np.multiply(getattr(row, name), row.finished)) for row in done.values())
-                for name in ("emitted", "forwards", "finished")
-            )
+            whole = sum(sum(row.finished) for row in done.values())
             learned = f"{trained[line.trained].tokens:,}" if line.trained in trained else ""
-            of_whole = f"{emitted / passes:.2f}" if passes else "-"  # a model hardly trained ends no answer
+            of_whole = f"{emitted(done, ended=True).value:.2f}" if whole else "-"  # one hardly trained ends no answer
             lines.append([line.label, *tokens, of_whole, str(whole), learned])
     head = ["tokens/forward", *columns(PLAN).values(), "answers that end by EOS", "their number", "tokens trained"]
     return table(head, lines)
