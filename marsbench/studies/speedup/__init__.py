@@ -88,11 +88,9 @@ def _contenders(sweep: SweepCells) -> str:
 
 def _fastest_of_each(sweep: SweepCells) -> set[str]:
     """The contenders that are fastest at batch 1 among the settings of their method and form."""
-    fastest: dict[tuple[object, ...], SweepRow] = {}
-    for row in sweep.at(min(sweep.batch_sizes, default=0)):
-        kind = row.method, row.stage, row.compiled, row.options.get("cache_block")
-        fastest[kind] = max(fastest.get(kind, row), row, key=speed_of)
-    return {row.contender for row in fastest.values()}
+    rows = sorted(sweep.at(min(sweep.batch_sizes, default=0)), key=speed_of)
+    kinds = [(row.method, row.stage, row.compiled, row.options.get("cache_block")) for row in rows]
+    return {row.contender for row in dict(zip(kinds, rows, strict=True)).values()}
 
 
 def _as_ar(sweep: SweepCells, row: SweepRow) -> str:
