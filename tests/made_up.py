@@ -113,7 +113,7 @@ def publish(root: Path, rows: Sequence[Row], page: str, scale: str = "mini", var
 
 def measured(run: Run, plan: TablePlan) -> list[Row]:
     """The rows of a table that no page has, measured in this process."""
-    return measured_of(Study(key="made-up", name="Made up", asks="", plan=plan, sections=lambda *given: ()), run)
+    return measured_of(Study(key="made-up", name="Made up", asks="", plan=plan), run)
 
 
 def measured_of(study: Study, run: Run) -> list[Row]:

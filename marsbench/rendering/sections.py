@@ -1,4 +1,4 @@
-"""The sections of reports: title, how the page was made, known deviations; and pages whose prose is a layout."""
+"""The sections of reports: title, how the page was made, known deviations; and what layouts have in common."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
@@ -8,15 +8,12 @@ from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import races_in_words
 from marsbench.presets import DEFAULT_SCALE, option_for, preset
 from marsbench.provenance import BUSY_CORES
-from marsbench.rendering.markdown import filled, folded, paragraphs, table
+from marsbench.rendering.markdown import filled, paragraphs, table
 from marsbench.rendering.sessions import session_of
 from marsbench.rows.kinds import EvaluationRow, Row, SweepRow
 from marsbench.running.plans import TablePlan
 from marsbench.world import modelled_on
 
-# What makes the sections of a page: from one scale's rows, the scale, and the rows of all seeds, for verdicts.
-Sections = Callable[[Sequence[Row], str, BySeed], Iterable[str]]
-Slots = Callable[[Sequence[Row], str, BySeed], Mapping[str, str]]  # the same for the slots of a layout
 ABLATIONS_DEVIATION = (
     '"MARS w/o SFT loss" only drops this loss. "As released" (Table 3) also multiplies the loss of each sequence by '
     "1/t, for a random t, as the authors do."
@@ -63,8 +60,8 @@ def seeds_in_words(seeds: BySeed) -> str:
     return known if len(seeds) > 1 else ""
 
 
-def command(session: str, scale: str) -> str:
-    first, *more = f"{session}{option_for(scale)}".split(" -- ")
+def command(key: str, scale: str) -> str:
+    first, *more = f"{session_of(key)}{option_for(scale)}".split(" -- ")
     return f"`nox -s {' -- '.join([first, ' '.join(more)]) if more else first}`"
 
 
@@ -106,23 +103,15 @@ _FACTS: dict[str, str | Callable[[Mapping[str, Any]], str]] = {  # words -> a fi
 }
 
 
-def laid_out(package: str, slots: Slots, plan: TablePlan | None = None, layout: str = "page.md") -> Sections:
-    """The sections of a page from a layout in a package, with the page's slots; parts after `---` are folded."""
-    session = session_of(plan.key if plan else package.rpartition(".")[2])
-
-    def sections(rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
-        common = {
-            **{"scale": scale, "words": words(scale), "about": about(scale, seeds)},
-            "racing": f"[How a race is measured.]({_docs(scale)}/sweeps.md#how-a-race-is-measured)",
-            "seeds": seeds_in_words(seeds),
-            "raced": races_in_words(row for row in rows if isinstance(row, SweepRow)),
-            **{"company": busy_remark(rows), "facts": facts_section(rows, command(session, scale))},
-            "title": title(plan, scale) if plan else "",
-        }
-        first, *more = filled(package, layout, {**common, **slots(rows, scale, seeds)})
-        return [first, folded(*more)]
-
-    return sections
+def common_slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
+    """What the layout of any page may have."""
+    return {
+        **{"scale": scale, "words": words(scale), "about": about(scale, seeds)},
+        "racing": f"[How a race is measured.]({_docs(scale)}/sweeps.md#how-a-race-is-measured)",
+        "seeds": seeds_in_words(seeds),
+        "raced": races_in_words(row for row in rows if isinstance(row, SweepRow)),
+        "company": busy_remark(rows),
+    }
 
 
 def busy_remark(rows: Iterable[Row]) -> str:

@@ -9,7 +9,6 @@ from marsbench.findings.cells import latest_cells
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line
 from marsbench.rendering.markdown import table
-from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import BreakRow, Row
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.intervals import mcnemar
@@ -131,5 +130,5 @@ STUDY = Study(
     measure=_measured,
     kinds=(BreakRow,),
     in_world=True,
-    sections=laid_out(__package__, _slots, PLAN, "prose/breaks.md"),
+    slots=_slots,
 )

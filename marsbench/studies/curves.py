@@ -12,7 +12,6 @@ from marsbench.line import Line, TrainedStage
 from marsbench.rendering.claims_in_words import counted
 from marsbench.rendering.figures import Seeds, drawn_alike, error_bars, line_on, look, save
 from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
@@ -218,6 +217,6 @@ STUDY = Study(
     on="regime",
     plan=PLAN,
     trained_before=True,
-    sections=laid_out(__package__, _slots, PLAN, "prose/curves.md"),
+    slots=_slots,
     figures=_draw,
 )

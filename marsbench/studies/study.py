@@ -1,6 +1,6 @@
 """A study: everything that commands and pages need to know about one page of results."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -17,14 +17,15 @@ from marsbench.rendering.claims_in_words import numbers_of, page_claims
 from marsbench.rendering.figures import Drawing, Seeds
 from marsbench.rendering.markdown import filled, folded, paragraphs
 from marsbench.rendering.measured import HOW_TO_READ_ACCURACY, numbers_table, reasons
-from marsbench.rendering.sections import Sections, about, command, deviations, facts_section, title, words
-from marsbench.rendering.sessions import session_of
+from marsbench.rendering.sections import command, common_slots, deviations, facts_section, title, words
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
 
 if TYPE_CHECKING:  # to read a study does not load what measures
     from marsbench.racing.grid import Grid
     from marsbench.running.run import Run
+
+Slots = Callable[[Sequence[Row], str, BySeed], Mapping[str, str]]  # from one scale's rows, the scale, and all seeds'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,9 @@ class Study(Item):
     on: str = ""  # the study whose page it is on, if it has no page of its own
     leads: bool = False  # whether it comes first there
 
-    sections: Sections = lambda rows, scale, seeds: ()  # of its page
+    layout: str = ""  # its prose, below this folder; by default prose/KEY.md
+    slots: Slots = lambda rows, scale, seeds: {}  # of the layout, beside those that any may have
+    numbers: tuple[Claim, ...] = ()  # that its prose has, beside those of its claims
     figures: Callable[[Seeds, Path], list[Path]] = lambda seeds, folder: []  # writes them below a folder
     measure: "Callable[[Run], list[Row]] | None" = None  # makes its rows other than answers and those of its grid
     kinds: tuple[type[Row], ...] = ()  # what those rows are
@@ -92,7 +95,20 @@ class Study(Item):
         return paragraphs(*self.parts(rows, scale, seeds or {0: rows})) + "\n"
 
     def parts(self, rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterable[str]:
-        return self.sections(rows, scale, seeds)
+        """Its layout; what stands after `---` there is folded."""
+        first, *more = self.prose(
+            rows, scale, seeds,
+            title=title(self.plan, scale) if self.plan else "",
+            claims=page_claims(self.claims, seeds, scale),
+            facts=facts_section(rows, command(self.key, scale)),
+        )  # fmt: skip
+        yield first
+        yield folded(*more)
+
+    def prose(self, rows: Sequence[Row], scale: str, seeds: BySeed, **more: str) -> list[str]:
+        """The parts of its layout, filled; `more` slots are of all pages of its kind."""
+        common = common_slots(rows, scale, seeds) | numbers_of((*self.claims, *self.numbers), seeds) | more
+        return filled(__package__, self.layout or f"prose/{self.key}.md", {**common, **self.slots(rows, scale, seeds)})
 
     def draw(self, seeds: Seeds, reports_dir: Path) -> list[Path]:
         """Write the figures that its page shows, as PNG and SVG, below a folder, and return their paths."""
@@ -132,7 +148,6 @@ class TablePage(Study):
     caption: str = ""  # of the figure
     drawing: Drawing | None = None  # what draws it
     lines: tuple[str, ...] = ()  # of its table; none = all
-    numbers: tuple[Claim, ...] = ()  # that its prose has, beside those of its claims
     figure_title: str = ""  # the paper's name of the figure, if it has one
     deviations: tuple[str, ...] = ()  # beside those of every page
     more: tuple[Callable[[Sequence[Row]], str], ...] = ()  # further paragraphs, from prepared rows
@@ -145,10 +160,9 @@ class TablePage(Study):
         # A claim on a line that is left out is left out too.
         missing = {line.name for line in (self.table or self.plan).lines} - {line.name for line in plan.lines}
         yield title(plan, scale)
-        slots = {"scale": scale, "accuracy": HOW_TO_READ_ACCURACY, "about": about(scale, seeds)}
-        slots |= numbers_of((*self.claims, *self.numbers), seeds)
         # The last paragraph says how to read the table, and stands below it.
-        *answer, read = [self.opening] if self.opening else filled(__package__, f"prose/{self.key}.md", slots)
+        prose = [self.opening] if self.opening else self.prose(rows, scale, seeds, accuracy=HOW_TO_READ_ACCURACY)
+        *answer, read = prose
         yield f"**Question:** {self.asks[0].upper()}{self.asks[1:]} {'' if self.on else words(scale)}".strip()
         yield paragraphs(*answer)
         yield page_claims([claim for claim in self.claims if not missing & {*claim.lines}], seeds, scale)
@@ -163,8 +177,8 @@ class TablePage(Study):
         yield numbers_table(plan, {seed: self.prepared(of_seed) for seed, of_seed in seeds.items()}, self.lines)
         yield read
         yield paragraphs(reasons(cells, plan), *[section(ready) for section in self.more])
-        how = command(session_of(self.key), scale)
-        yield folded(facts_section(rows, how), deviations(rows, scale, self.deviations, common=not self.on))
+        made = facts_section(rows, command(self.key, scale))
+        yield folded(made, deviations(rows, scale, self.deviations, common=not self.on))
 
     def draw(self, seeds: Seeds, reports_dir: Path) -> list[Path]:
         every = [self.prepared(of_seed) for of_seed in seeds]

@@ -16,7 +16,6 @@ from marsbench.racing.grid import Grid
 from marsbench.rendering.claims_in_words import counted
 from marsbench.rendering.markdown import table
 from marsbench.rendering.measured import reasons
-from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
@@ -182,5 +181,6 @@ STUDY = Study(
     measure=_races,
     kinds=RACED,
     timed=True,
-    sections=laid_out(__package__, slots, PLAN),
+    layout="discrepancies/page.md",
+    slots=slots,
 )

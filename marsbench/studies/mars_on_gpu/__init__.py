@@ -10,9 +10,8 @@ from marsbench.findings.in_words import p_value, plus_minus
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line
 from marsbench.paper import published
-from marsbench.rendering.claims_in_words import numbers_of, page_claims
 from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rendering.sections import facts_section, laid_out
+from marsbench.rendering.sections import facts_section
 from marsbench.rows.kinds import EvaluationRow, Row, TrainingRow
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound
@@ -83,8 +82,6 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     cells = cells_of(rows)
     pairs = {"base": (ONE, BASE), "sure": (SURE, ONE), "unsure": (UNSURE, ONE), "verified": (VERIFIED, ONE)}
     return {
-        "claims": page_claims(STUDY.claims, seeds, scale),
-        **numbers_of((*CLAIMS, LOST), seeds),
         **{f"same_{slot}": _same(cells, *pair) for slot, pair in pairs.items()},
         **{f"flips_{slot}": _flips(cells, *pair) for slot, pair in pairs.items()},
         "table": _table(cells),
@@ -137,6 +134,8 @@ STUDY = Study(
     leads=True,
     in_paper=False,
     also=(PLAN,),
-    sections=laid_out(__package__, _slots),
+    layout="mars_on_gpu/page.md",
+    slots=_slots,
     claims=CLAIMS,
+    numbers=(LOST,),
 )

@@ -18,15 +18,13 @@ from marsbench.line import Line
 from marsbench.methods import METHODS
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
 from marsbench.racing.grid import Grid
-from marsbench.rendering.claims_in_words import page_claims
 from marsbench.rendering.figures import Labelled, Seeds, labelled_figure
 from marsbench.rendering.markdown import table
-from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row, SweepRow
 from marsbench.running.plans import TablePlan
-from marsbench.studies.mars_on_gpu import emitted
 from marsbench.statistics.intervals import Estimate, ratio_of_totals
 from marsbench.studies.lines import short
+from marsbench.studies.mars_on_gpu import emitted
 from marsbench.studies.study import Study
 
 if TYPE_CHECKING:
@@ -172,7 +170,6 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     return {
         "in_part": _in_part(cells, sweeps),
         "base": _base(rows, cells),
-        "claims": page_claims(STUDY.claims, seeds, scale),
         "answers": "\n".join([*_fastest(sweeps), *_lossless(cells)]),
         "figure": f"![Tokens per second by line, type of weights and batch size]({FIGURE}.png)" if sweeps else "",
         "clock": _clock(sweeps),
@@ -325,7 +322,8 @@ STUDY = Study(
     kinds=RACED,
     also=(IN_BF16,),
     timed=True,
-    sections=laid_out(__package__, slots, PLAN),
+    layout="real_model/page.md",
+    slots=slots,
     figures=draw,
     claims=CLAIMS,
 )

@@ -15,7 +15,6 @@ from marsbench.line import Line
 from marsbench.rendering.claims_in_words import tested
 from marsbench.rendering.figures import Labelled, Seeds, labelled_figure, line_on, shared_benchmarks
 from marsbench.rendering.markdown import table
-from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
 from marsbench.statistics.decisions import Bound, Verdict
@@ -146,7 +145,8 @@ STUDY = Study(
     order=0,
     in_paper=False,
     plan=PLAN,
-    sections=laid_out(__package__, _slots, PLAN),
+    layout="regime/page.md",
+    slots=_slots,
     claims=CRITERIA[-1:],
 )
 

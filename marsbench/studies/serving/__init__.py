@@ -10,9 +10,7 @@ from marsbench.findings.claims import TIMES, Claim, Measured
 from marsbench.findings.in_words import bracketed
 from marsbench.findings.seeds import BySeed
 from marsbench.line import TrainedStage
-from marsbench.rendering.claims_in_words import page_claims
 from marsbench.rendering.markdown import table
-from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, Interval, reach
@@ -101,7 +99,6 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     same, asked = cells.same_answers()
     return {
         "asks": "Does lowering tau raise throughput under load?" if full else "What do users of a server get?",
-        "answers": page_claims(STUDY.claims, seeds, scale),
         "right_fast": _share(cells.laps(FAST, "together", full)),
         "right_ar": _share(cells.laps(AR, "together", full)),
         "few": _few(cells),
@@ -235,6 +232,7 @@ STUDY = Study(
     measure=measured_by("marsbench.studies.serving.measuring", "serving_rows"),
     kinds=(ServingRow,),
     stages=(TrainedStage("mars", 4),),
-    sections=laid_out(__package__, _slots),
+    layout="serving/page.md",
+    slots=_slots,
     claims=CLAIMS,
 )

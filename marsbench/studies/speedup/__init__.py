@@ -11,10 +11,8 @@ from marsbench.findings.sweep import A_A, ALLOWED_LOSS, SweepCells, baseline_of,
 from marsbench.presets import preset
 from marsbench.racing.grid import COMPILED_AR, read_grid, shipped_grid
 from marsbench.racing.position_law import law_of
-from marsbench.rendering.claims_in_words import numbers_of, page_claims
 from marsbench.rendering.figures import Labelled, Seeds, labelled_figure
 from marsbench.rendering.markdown import paragraphs, table
-from marsbench.rendering.sections import laid_out
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.speedup import speed_claims
@@ -32,8 +30,6 @@ def slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     again = {size: ratio for size in sweep.batch_sizes if (ratio := sweep.speed_up(A_A, size))}
     fair = f"{', '.join(map(printed_ratio, again.values()))} at batch {', '.join(map(str, again))}"
     return {
-        **numbers_of(STUDY.claims, seeds),
-        "claims": page_claims(STUDY.claims, seeds, scale),
         "answer": _answer(sweep),
         "decoded": _decoded(sweep),
         "same": same,
@@ -154,7 +150,8 @@ STUDY = Study(
     asks="how much faster than AR is MARS, and at what accuracy?",
     order=4,
     grid=lambda scale, quick: read_grid(shipped_grid(scale.scale), quick=quick),
-    sections=laid_out(__package__, slots),
+    layout="speedup/page.md",
+    slots=slots,
     figures=_draw,
     claims=tuple(speed_claims.speed_claims()),
     holds=(
