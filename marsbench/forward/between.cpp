@@ -238,15 +238,11 @@ Tensor attention(const Tensor& every, const Tensor& cos, const Tensor& sin, Tens
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(marsbench, library) {
-  library.def("norm(Tensor(a!) hidden, Tensor? change, Tensor weight, float epsilon) -> Tensor");
-  library.def("swiglu(Tensor gate, Tensor up) -> Tensor");
+  library.def("norm(Tensor(a!) hidden, Tensor? change, Tensor weight, float epsilon) -> Tensor",
+              torch::dispatch(at::kCPU, TORCH_FN(norm)));
+  library.def("swiglu(Tensor gate, Tensor up) -> Tensor", torch::dispatch(at::kCPU, TORCH_FN(swiglu)));
   library.def(
       "attention(Tensor every, Tensor cos, Tensor sin, Tensor(a!) keys, Tensor(b!) values, Tensor entry, Tensor slot, "
-      "Tensor begin, Tensor visible, int total, float scale) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(marsbench, CPU, library) {
-  library.impl("norm", TORCH_FN(norm));
-  library.impl("swiglu", TORCH_FN(swiglu));
-  library.impl("attention", TORCH_FN(attention));
+      "Tensor begin, Tensor visible, int total, float scale) -> Tensor",
+      torch::dispatch(at::kCPU, TORCH_FN(attention)));
 }

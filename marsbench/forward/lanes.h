@@ -23,22 +23,17 @@ using Integers = int32_t __attribute__((vector_size(4 * kLanes)));
 using Words = uint32_t __attribute__((vector_size(4 * kLanes)));
 using Shorts = uint16_t __attribute__((vector_size(2 * kLanes)));
 
-inline Words load(const uint32_t* from) {
-  Words words;
-  std::memcpy(&words, from, sizeof words);
-  return words;
+template <typename Lanes>
+inline Lanes lanes_at(const void* from) {
+  Lanes lanes;
+  std::memcpy(&lanes, from, sizeof lanes);
+  return lanes;
 }
 
-inline Floats load(const float* from) {
-  Floats values;
-  std::memcpy(&values, from, sizeof values);
-  return values;
-}
-
+inline Words load(const uint32_t* from) { return lanes_at<Words>(from); }
+inline Floats load(const float* from) { return lanes_at<Floats>(from); }
 inline Floats load(const at::BFloat16* from) {
-  Shorts bits;
-  std::memcpy(&bits, from, sizeof bits);
-  return (Floats)(__builtin_convertvector(bits, Words) << 16);
+  return (Floats)(__builtin_convertvector(lanes_at<Shorts>(from), Words) << 16);
 }
 
 inline void store(float* to, Floats values) { std::memcpy(to, &values, sizeof values); }

@@ -39,19 +39,17 @@ constexpr int64_t kStretch = kBlocks<kMost>;  // blocks that all positions are d
 
 // A word of weights is a float, or two bf16 of inputs that follow each other, the first in the lower half. What it is
 // multiplied by: floats, or a word too where the CPU multiplies and adds two bf16 by itself.
-#ifdef __AVX512BF16__
 template <typename T>
+#ifdef __AVX512BF16__
 constexpr bool kPairs = std::is_same_v<T, at::BFloat16>;
 #else
-template <typename T>
 constexpr bool kPairs = false;
 #endif
 // With AMX tiles of bf16 are multiplied, whatever the number of positions: they do not add as the other instructions do.
-#ifdef __AMX_BF16__
 template <typename T>
+#ifdef __AMX_BF16__
 constexpr bool kTiles = kPairs<T>;
 #else
-template <typename T>
 constexpr bool kTiles = false;
 #endif
 template <typename T>
@@ -357,12 +355,9 @@ Tensor adapted(const Tensor& given, const Tensor& packed, const std::optional<Te
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(marsbench, library) {
-  library.def("product(Tensor values, Tensor packed, Tensor? bias) -> Tensor");
+  library.def("product(Tensor values, Tensor packed, Tensor? bias) -> Tensor",
+              torch::dispatch(at::kCPU, TORCH_FN(product)));
   library.def(
-      "adapted(Tensor values, Tensor packed, Tensor? bias, Tensor down, Tensor[] columns, Tensor gate) -> Tensor");
-}
-
-TORCH_LIBRARY_IMPL(marsbench, CPU, library) {
-  library.impl("product", TORCH_FN(product));
-  library.impl("adapted", TORCH_FN(adapted));
+      "adapted(Tensor values, Tensor packed, Tensor? bias, Tensor down, Tensor[] columns, Tensor gate) -> Tensor",
+      torch::dispatch(at::kCPU, TORCH_FN(adapted)));
 }
