@@ -1,10 +1,11 @@
 """The model that `lm_eval --model marsbench` runs: a checkpoint decoded by our engine on lm-eval's own tasks."""
 
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,11 +38,9 @@ _LEAVE_OUT = "leave it out of the task's generation_kwargs and of --gen_kwargs"
 
 
 def _counted(keys: Iterable[Hashable]) -> list[int]:
-    seen, counts = Counter[Hashable](), list[int]()
-    for key in keys:
-        counts.append(seen[key])
-        seen[key] += 1
-    return counts
+    """How often each of the keys has come before."""
+    seen = defaultdict[Hashable, Iterator[int]](count)
+    return [next(seen[key]) for key in keys]
 
 
 def _asked_for(settings: Mapping[str, Any], where: str) -> Request:
@@ -120,6 +119,7 @@ class MarsbenchLM(GeneratingLM):
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     @classmethod
+    @_explained()
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
     ) -> Self:
@@ -127,12 +127,10 @@ class MarsbenchLM(GeneratingLM):
         given = {name: value for name, value in (additional_config or {}).items() if value is not None}
         if _on_command_line() and given.get("batch_size") == 1:
             del given["batch_size"]  # the number is lm-eval's own default; what a user types there is text
-        with _explained():
-            return cls(**(given | dict(arg_dict)))
+        return cls(**(given | dict(arg_dict)))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        with _explained():
-            generations = self._answers(requests)
+        generations = self._answers(requests)
         # Added up over all processes; requests that only even out the processes do not count.
         copies = zip(requests, generations, _counted(map(id, requests)), strict=True)
         own = [generation for request, generation, copy in copies if copy < (request.repeats or 1)]
@@ -145,6 +143,7 @@ class MarsbenchLM(GeneratingLM):
         texts = [self._answering.text(generation.tokens) for generation in generations]
         return [cut_text(text, stops_of(request)) for text, request in zip(texts, requests, strict=True)]
 
+    @_explained()
     def _answers(self, requests: list[Instance]) -> list[Generation]:
         """Decode, with a bar; what is cut off prompts is said first."""
         todo, cuts = list[Request](), dict[str, list[tuple[int, int]]]()  # by task
@@ -181,11 +180,7 @@ class MarsbenchLM(GeneratingLM):
     def barrier(self) -> None:
         self._processes.wait_for_everyone()
 
-    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        with _explained():
-            return super().loglikelihood(requests)
-
-    loglikelihood_rolling = loglikelihood
+    loglikelihood = loglikelihood_rolling = _explained()(GeneratingLM.loglikelihood)
 
 
 def _value(given: Any) -> Any:
