@@ -1,7 +1,5 @@
 """Evaluating a checkpoint with lm-eval, whose tasks make the prompts and score; answers are logged as they come."""
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +18,7 @@ from marsbench.evaluation.benchmarks import Benchmark, load_tasks, question_numb
 from marsbench.evaluation.benchmarks import fingerprint as fingerprint_of
 from marsbench.forward.limits import room_for_prompt
 from marsbench.json_lines import Log
+from marsbench.keys import content_hash
 from marsbench.progress import Counted
 
 
@@ -183,7 +182,7 @@ def stops_of(request: Instance) -> list[str]:
 
 def digest_of(tokens: Sequence[int]) -> str:
     """Eight hexadecimal digits of SHA-256 over token ids: whether two answers are alike, without keeping either."""
-    return hashlib.sha256(json.dumps(list(tokens)).encode()).hexdigest()[:8]
+    return content_hash(list(tokens))[:8]
 
 
 def without_beginning(prompt_ids: Sequence[int], room: int) -> tuple[list[int], int]:

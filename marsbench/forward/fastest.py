@@ -5,7 +5,6 @@ They are timed in turn, over more weights than a cache holds; times of a busy ma
 bf16 a sum that depends on the number of positions would make verified answers differ from `ar`'s.
 """
 
-import hashlib
 import json
 import os
 import sys
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 from marsbench.files import write_atomically
 from marsbench.forward.native import VARIABLE, instructions, is_native, large_pages, library, pack, product
 from marsbench.json_lines import parse_json
+from marsbench.keys import content_hash
 from marsbench.provenance import cpu_name, others_cores, warning
 
 POSITIONS = (1, 8, 64)
@@ -69,7 +69,7 @@ def in_words() -> str:
 
 @cache
 def _times(threads: int) -> dict[str, dict[str, float]]:
-    name = hashlib.sha256(f"{cpu_name()} {threads} {os.environ.get(_TORCHS)} {_REPEATS}".encode()).hexdigest()[:8]
+    name = content_hash([cpu_name(), threads, os.environ.get(_TORCHS), _REPEATS])
     kept, for_now = (library().with_suffix(f".{name}{end}.json") for end in ("", ".busy"))
     for file, lasts in ((kept, sys.maxsize), (for_now, _FOR_NOW_S)):
         with suppress(OSError, ValueError):  # not there, or damaged

@@ -3,7 +3,6 @@
 They are never needed: torch gives the same numbers, up to rounding.
 """
 
-import hashlib
 import mmap
 import os
 import shutil
@@ -19,6 +18,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from marsbench.fetching.models import cache_folder
+from marsbench.keys import content_hash
 
 VARIABLE = "MARSBENCH_NATIVE"  # 0 = operations of torch everywhere, 1 = C++ wherever it can be built
 
@@ -135,8 +135,7 @@ def library() -> Path:
     ]  # fmt: skip
     libraries = f"-L{torch_at / 'lib'}", "-ltorch_cpu", "-lc10", "-ltorch"
     texts = [source.read_text(encoding="utf-8") for source in (*_SOURCES, _HEADER)]
-    made_of = texts, torch.__version__, compiler, flags
-    built = cache_folder() / f"native-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]}.so"
+    built = cache_folder() / f"native-{content_hash([texts, torch.__version__, compiler, flags])}.so"
     if built.exists():
         return built
     built.parent.mkdir(parents=True, exist_ok=True)

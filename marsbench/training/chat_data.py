@@ -4,8 +4,6 @@ A row has a column `messages`, a list of {"role", "content"}. Every assistant tu
 it. In a local file every line must be right; rows of a hub data set that are not are left out and counted.
 """
 
-import hashlib
-import json
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -20,6 +18,7 @@ from typing_extensions import TypedDict
 
 from marsbench.errors import UserError, told_to_user
 from marsbench.json_lines import read_lines
+from marsbench.keys import content_hash
 from marsbench.locks import locked
 from marsbench.training.data import TrainingSequence, with_labels
 from marsbench.training.objectives import IGNORED
@@ -71,7 +70,7 @@ def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: 
     # All that the tokenised rows depend on, this file included; their name in the cache.
     parts = [table._fingerprint, tokenizer.chat_template, tokenizer.eos_token, sorted(tokenizer.get_vocab().items())]
     parts += [max_length, Path(__file__).read_text(encoding="utf-8")]
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+    key = content_hash(parts)
     # Data is tokenised once and kept; whichever process comes first does it, and the others wait for it.
     kept = Path(HF_DATASETS_CACHE) / "marsbench" / f"{key}.arrow"
     kept.parent.mkdir(parents=True, exist_ok=True)
