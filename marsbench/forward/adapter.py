@@ -7,7 +7,7 @@ the time of a forward pass.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -94,15 +94,12 @@ def _from(width: int, begin: int, rows: int, device: torch.device) -> Tensor:
 def hooked(model: Any, adapter: Adapter, masked: Tensor | None) -> Iterator[None]:
     """Have an adapter act on a model's own modules in a `with` block, at entries `masked` bool [N, W]; None = all."""
     decoder = model.get_decoder()
-    embeddings, layers = decoder.get_input_embeddings(), {name: _layer(decoder, name) for name in adapter.maps}
-    handles = [embeddings.register_forward_hook(_adding(lambda _: adapter.vector, masked))]
-    for name, pair in adapter.maps.items():
-        handles.append(layers[name].register_forward_hook(_adding(pair.change, masked, name)))
-    try:
+    changed = [(decoder.get_input_embeddings(), _adding(lambda _: adapter.vector, masked))]
+    changed += [(_layer(decoder, name), _adding(pair.change, masked, name)) for name, pair in adapter.maps.items()]
+    with ExitStack() as hooks:
+        for layer, hook in changed:
+            hooks.enter_context(layer.register_forward_hook(hook))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _layer(decoder: Any, name: str) -> nn.Module:
