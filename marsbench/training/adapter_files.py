@@ -6,7 +6,6 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import PreTrainedModel
 
 from marsbench.errors import UserError, told_to_user
@@ -54,8 +53,7 @@ def write_head(head: DraftHead, folder: Path) -> None:
 
 def _place_of_decoder(model: PreTrainedModel) -> str:
     """What names of a decoder's layers begin with in the model: "model." in Qwen2's."""
-    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
-    name = next(name for name, module in model.named_modules() if module is decoder)
+    name = next(name for name, module in model.named_modules() if module is model.get_decoder())  # type: ignore[no-untyped-call]
     return f"{name}." if name else ""
 
 

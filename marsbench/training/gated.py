@@ -46,8 +46,8 @@ class GatedAdapter(nn.Module):
         super().__init__()
         self._strength = strength
         self._model = (model,)  # in a tuple, so that it is neither moved, saved nor trained with this
-        decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
-        layers = {name: layer for name, layer in decoder.named_modules() if isinstance(layer, nn.Linear)}
+        parts = model.get_decoder().named_modules()  # type: ignore[no-untyped-call]
+        layers = {name: layer for name, layer in parts if isinstance(layer, nn.Linear)}
         if not layers:
             raise UserError(f"{type(model).__name__} has no plain linear layers", fix="choose another base")
         self._names = list(layers)
@@ -79,8 +79,7 @@ class GatedAdapter(nn.Module):
 
 def cast_once(model: PreTrainedModel) -> None:
     """Hold the weights of a frozen model's linear layers in bf16, which autocast would cast them to at every use."""
-    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
-    for layer in decoder.modules():
+    for layer in model.get_decoder().modules():  # type: ignore[no-untyped-call]
         if isinstance(layer, nn.Linear):
             layer.to(torch.bfloat16)
 
@@ -112,8 +111,7 @@ def gated_loss(
     row, column = (entry < count).nonzero(as_tuple=True)
     cache = DynamicCache()
     with torch.no_grad():
-        decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
-        decoder(input_ids=input_ids, past_key_values=cache, use_cache=True)
+        model.get_decoder()(input_ids=input_ids, past_key_values=cache, use_cache=True)  # type: ignore[no-untyped-call]
     # Masks see the clean tokens of earlier blocks, and the masks of their own up to themselves.
     own = block.gather(1, position)
     in_order = (own.unsqueeze(1) == own.unsqueeze(2)) & (entry <= entry.unsqueeze(1))

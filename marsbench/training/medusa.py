@@ -51,16 +51,14 @@ class MedusaHeads(nn.Module):
 def medusa_loss(heads: nn.Module, input_ids: Tensor, labels: Tensor, *, backbone: PreTrainedModel) -> Tensor:
     """Cross-entropy of every head above a frozen `backbone` at every label that it can guess, head k times 0.8^k."""
     with torch.no_grad():
-        decoder: nn.Module = backbone.get_decoder()  # type: ignore[no-untyped-call]
-        hidden = decoder(input_ids=input_ids, use_cache=False).last_hidden_state
+        hidden = backbone.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state  # type: ignore[no-untyped-call]
     states = heads(hidden)
-    lm_head: nn.Module = backbone.get_output_embeddings()  # type: ignore[no-untyped-call]
     total = torch.zeros((), device=input_ids.device)
     for head in range(states.shape[2]):
         ahead = head + 2
         # A head speaks where the model itself has a response token to predict, and the token it names is one too.
         both = (labels[:, 1:-1] != IGNORED)[:, : -head or None] & (labels[:, ahead:] != IGNORED)
         row, column = both.nonzero(as_tuple=True)
-        logits = lm_head(states[row, column, head])
+        logits = backbone.get_output_embeddings()(states[row, column, head])  # type: ignore[no-untyped-call]
         total = total + _DECAY**head * F.cross_entropy(logits.float(), labels[row, column + ahead])
     return total
