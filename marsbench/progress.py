@@ -8,14 +8,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
-
-if TYPE_CHECKING:
-    from accelerate import PartialState
 
 _LINE_EVERY_S = 20.0
 _COMPILING = ("dynamo", "inductor")  # the parts of torch that compile steps
@@ -55,8 +52,8 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def all_processes() -> "PartialState":
-    """Join the processes that `accelerate launch` has started, until Python ends (parted late, they may abort it)."""
+def all_processes() -> Any:
+    """`PartialState`: the processes of `accelerate launch`, joined until Python ends (parted late, they abort it)."""
     import torch
     from accelerate import PartialState
 

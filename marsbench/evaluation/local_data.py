@@ -1,20 +1,15 @@
 """Benchmark data from local files: JSON Lines below a data folder, in the columns of the hub's data sets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from marsbench.errors import UserError, told_to_user
 from marsbench.json_lines import read_lines
-
-if TYPE_CHECKING:  # the registry of benchmarks imports this module, and is read without datasets
-    from datasets import Dataset
 
 DATA_DIR = "data_dir"  # the column that says where a question came from
 
@@ -33,15 +28,15 @@ _KINDS |= {f"optional {name}": NotRequired[kind] for name, kind in _KINDS.items(
 
 def dataset(
     data_dir: str, files: Mapping[str, str], columns: Mapping[str, str], id_column: str | None = None, **_: Any
-) -> dict[str, Dataset]:
-    """A data set by its splits, from what a task file says; `DATA_DIR` says where a question came from."""
+) -> dict[str, Any]:
+    """A `Dataset` for each split, from what a task file says; `DATA_DIR` says where a question came from."""
     return {split: _split(data_dir, file, tuple(columns.items()), id_column) for split, file in files.items()}
 
 
 @lru_cache(maxsize=64)
-def _split(data_dir: str, name: str, columns: tuple[tuple[str, str], ...], id_column: str | None) -> Dataset:
+def _split(data_dir: str, name: str, columns: tuple[tuple[str, str], ...], id_column: str | None) -> Any:
     """One file, without columns that are not asked for; the subtasks of a benchmark may share it."""
-    from datasets import Dataset
+    from datasets import Dataset  # the registry of benchmarks imports this module, and is read without it
     from pyarrow import ArrowException
 
     file, mend = local_file(Path(data_dir), name), f"every line needs {', '.join(column for column, _ in columns)}"
