@@ -106,11 +106,9 @@ def _with_what_follows(head: Callable[[Tensor], Tensor], config: Any) -> Callabl
 
 
 def _refused(model: Any, why: str) -> UserError:
-    return UserError(
-        f"{type(model).__name__} has {why}, which this engine does not know",
-        where=str(getattr(model, "name_or_path", "")),
-        fix="take a decoder with full or sliding-window attention and positions, such as Qwen2, Llama or Mistral",
-    )
+    what = f"{type(model).__name__} has {why}, which this engine does not know"
+    fix = "take a decoder with full or sliding-window attention and positions, such as Qwen2, Llama or Mistral"
+    return UserError(what, where=str(getattr(model, "name_or_path", "")), fix=fix)
 
 
 _SHORTEST, _LONGEST = 16, 64  # tokens of the made-up prompt
