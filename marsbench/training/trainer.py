@@ -135,25 +135,22 @@ def _last_resumable(work: Path) -> Path | None:
 
 def weights_of(recipe: Recipe, parent: Path | None) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, str | None]:
     """Tokenizer and weights: the parent's, the pretrained base's, or new ones; and the hash of the first two."""
-    if parent is not None:
-        loaded = checkpoints.load(parent)
-        return loaded.tokenizer, loaded.model.train(), loaded.weights
-    if recipe.pretrained is not None:
-        return _from_base(recipe.pretrained.base, grows=LEARNERS[recipe.objective].saves_model)
-    assert recipe.model is not None and recipe.vocabulary_size is not None, "random weights are the world's"
-    tokenizer = build_tokenizer(recipe.vocabulary_size, level=difficulty(recipe.difficulty))
-    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-    config = Qwen2Config(vocab_size=len(tokenizer), tie_word_embeddings=True, **special, **recipe.model)
-    return tokenizer, Qwen2ForCausalLM(config), None
-
-
-def _from_base(base: str, *, grows: bool) -> tuple[PreTrainedTokenizerBase, PreTrainedModel, str]:
-    loaded = checkpoints.load(base)
+    begin = parent or (recipe.pretrained.base if recipe.pretrained else None)
+    if begin is None:
+        assert recipe.model is not None and recipe.vocabulary_size is not None, "random weights are the world's"
+        own = build_tokenizer(recipe.vocabulary_size, level=difficulty(recipe.difficulty))
+        special = {"pad_token_id": own.pad_token_id, "eos_token_id": own.eos_token_id, "bos_token_id": None}
+        sizes = Qwen2Config(vocab_size=len(own), tie_word_embeddings=True, **special, **recipe.model)
+        return own, Qwen2ForCausalLM(sizes), None
+    loaded = checkpoints.load(begin)
     tokenizer, model = loaded.tokenizer, loaded.model.train()
+    if parent is not None:
+        return tokenizer, model, loaded.weights
     prepare_for_chat(tokenizer)
     if len(tokenizer) > vocabulary_of(model):
-        if not grows:
-            raise UserError("this base has no row left for the mask's embedding", where=base, fix="train stage mars")
+        if not LEARNERS[recipe.objective].saves_model:
+            what, fix = "this base has no row left for the mask's embedding", "train stage mars"
+            raise UserError(what, where=str(begin), fix=fix)
         model.resize_token_embeddings(len(tokenizer))
     for config in (model.config, model.generation_config):
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
