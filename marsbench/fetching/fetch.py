@@ -38,7 +38,6 @@ def fetch(name: str, say: Say) -> Path:
     if is_there(name):
         return place
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
         with locked(place.with_name(f"{name}.lock"), say=say):  # another process may have fetched it meanwhile
             if is_there(name):
                 return place

@@ -73,7 +73,6 @@ def read_chat_data(source: str, tokenizer: PreTrainedTokenizerBase, max_length: 
     key = content_hash(parts)
     # Data is tokenised once and kept; whichever process comes first does it, and the others wait for it.
     kept = Path(HF_DATASETS_CACHE) / "marsbench" / f"{key}.arrow"
-    kept.parent.mkdir(parents=True, exist_ok=True)
     with locked(kept.with_suffix(".lock")):
         rows = table.map(
             encoded, with_indices=True, batched=True, remove_columns=table.column_names,
