@@ -66,13 +66,12 @@ class LeanDecoder:
         self._embed, self._norm, self._rotary = decoder.embed_tokens, Norm(decoder.norm), decoder.rotary_emb
         self._layers = [_Layer(number, layer) for number, layer in enumerate(decoder.layers)]
         self._sites = [site for layer in self._layers for site in layer.sites]
-        head = [] if self._lm_head.site is None else [self._lm_head.site]
         attention = decoder.layers[0].self_attn
         size = attention.head_dim
         heads, kv_heads = (part.out_features // size for part in (attention.q_proj, attention.k_proj))
         self._shape = Shape(heads, kv_heads, size, attention.scaling)
         self._is_native = False
-        self._with_head = [*self._sites, *head]
+        self._with_head = [*self._sites, *([self._lm_head.site] if self._lm_head.site else [])]
         self._packed = 0  # how often copies were made or given up
         self._vector = torch.empty(0)  # the adapter's, on the device of the model and of its type, as its maps are
         self._draft_head: DraftHead | None = None  # the adapter's, likewise
