@@ -177,13 +177,9 @@ class Preset:
         if world is not None:
             draft = world.draft_pretraining
             world = replace(world, pretraining=changed(world.pretraining), draft_pretraining=draft and changed(draft))
-        return replace(
-            self,
-            finetuning=changed(self.finetuning),
-            adapter=replace(self.adapter, head=head or self.adapter.head),
-            world=world,
-            pretrained=start and replace(start, base=base or start.base, chat_data=chat_data or start.chat_data),
-        )
+        start = start and replace(start, base=base or start.base, chat_data=chat_data or start.chat_data)
+        adapter = replace(self.adapter, head=head or self.adapter.head)
+        return replace(self, finetuning=changed(self.finetuning), adapter=adapter, world=world, pretrained=start)
 
 
 def scales() -> list[str]:
