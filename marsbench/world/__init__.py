@@ -17,10 +17,14 @@ from marsbench.world.language import Example, is_test
 __all__ = ["USUAL", "Difficulty", "Example", "difficulty"]  # of its modules, what others take from here
 
 Split = Literal["train", "test"]
-# How the questions of each mini benchmark are drawn: those of `mini_bbh` by `bbh.sample`.
+# How the questions of each mini benchmark are drawn.
 GENERATORS: dict[str, Callable[[random.Random, Difficulty], Example]] = {
-    module.__name__.replace(f"{__name__}.", "mini_"): module.sample
-    for module in (ifeval, bbh, mmlu_pro, gpqa, gsm8k, humaneval)
+    "mini_ifeval": ifeval.sample,
+    "mini_bbh": bbh.sample,
+    "mini_mmlu_pro": mmlu_pro.sample,
+    "mini_gpqa": gpqa.sample,
+    "mini_gsm8k": gsm8k.sample,
+    "mini_humaneval": humaneval.sample,
 }
 _FACTS = [mmlu_pro.fact, gpqa.fact]
 
