@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from threading import Thread
 from typing import Any
@@ -30,14 +30,11 @@ def from_cache_if_out_of_reach() -> Iterator[None]:
     import huggingface_hub.constants
 
     switches: tuple[Any, ...] = (huggingface_hub.constants, datasets.config)
-    before = [switch.HF_HUB_OFFLINE for switch in switches]
-    for switch in switches:
-        switch.HF_HUB_OFFLINE = True
-    try:
+    with ExitStack() as back:
+        for switch in switches:
+            back.callback(setattr, switch, "HF_HUB_OFFLINE", switch.HF_HUB_OFFLINE)
+            switch.HF_HUB_OFFLINE = True
         yield
-    finally:
-        for switch, was in zip(switches, before, strict=True):
-            switch.HF_HUB_OFFLINE = was
 
 
 @lru_cache(maxsize=1)
