@@ -50,15 +50,11 @@ class ModuleDecoder:
         decoder, head = self.model.get_decoder(), self.model.get_output_embeddings()
         model, adapter = parted(self.model)
         masked = None if adapter is None else masks_of(window)
+        # Guesses behind the context's end count for nothing; their positions would scale all others anew.
+        position, masks = window.position.clamp(0, self._last), _masks(decoder.config, window, relative, decoder.dtype)
+        told = {"input_ids": window.input_ids, "position_ids": position, "attention_mask": masks}
         with nullcontext() if adapter is None or masked is None else hooked(model, adapter, masked):
-            hidden: Tensor = decoder(
-                input_ids=window.input_ids,
-                # Guesses behind the context's end count for nothing; their positions would scale all others anew.
-                position_ids=window.position.clamp(0, self._last),
-                attention_mask=_masks(decoder.config, window, relative, decoder.dtype),
-                past_key_values=cache,
-                use_cache=True,
-            ).last_hidden_state
+            hidden: Tensor = decoder(**told, past_key_values=cache, use_cache=True).last_hidden_state
         logits_of = _with_what_follows(head, decoder.config)
         if adapter is None or adapter.head is None:
             return Answer(hidden, logits_of)
