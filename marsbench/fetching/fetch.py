@@ -95,9 +95,6 @@ def _from_package(name: str, model: Model, work: Path, made: Path, say: Say) -> 
     return {"package": model.package, "file": model.file, "sha256": model.sha256, "quantised": model.quantised}
 
 
-# ---- converting -----------------------------------------------------------------------------------------------------
-
-
 def from_gguf(file: Path, target: Path, mask_over: str) -> None:
     """Write SmolLM's GGUF file as a checkpoint folder, in fp32: its values are not exact in 16 bits."""
     # The readers raise a dozen kinds of errors for a broken file.
