@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -211,9 +211,16 @@ def test_ends_are_shown_by_the_work_that_is_done(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Reporter, "say", lambda reporter, text: heard.append(text))
     run: Any = SimpleNamespace(reporter=Reporter(), workspace=SimpleNamespace(logs=tmp_path))
     monkeypatch.setattr(Bar, "update", lambda bar, done, total, note="": notes.append(f"{done} of {total}: {note}"))
-    ends = (Ended(task.name, None, UserError("no luck") if task.name == "b" else None, "", 1.0) for task in tasks)
-    assert len([*work.shown(ends, tasks, run)]) == 4
-    assert notes == ["0 of 40: ", *[f"{10 * done} of 40: {done} pieces done" for done in (1, 2, 3, 4)]]
+
+    def ends(tasks: Sequence[Any], look: Any) -> Iterator[Ended]:
+        for number, task in enumerate(tasks):
+            log_of(tmp_path, task.name).write_text(f"begins\n  {task.name}: {number + 1}/9\n  half a li")
+            look([task])
+            yield Ended(task.name, None, UserError("no luck") if task.name == "b" else None, "", 1.0)
+
+    assert len([*work.shown(SimpleNamespace(run=ends), tasks, run)]) == 4  # type: ignore[arg-type]
+    assert notes[0] == "0 of 40: 0 pieces done"
+    assert notes[1:] == [f"{10 * done} of 40: {done} pieces done; {'abcd'[done]}: {done + 1}/9" for done in range(4)]
     assert heard[:3] == [
         "4 pieces of work, by their seconds",
         "done: a, less than a minute",
@@ -230,6 +237,7 @@ class Here(Executor):
     def __init__(self, logs: Path) -> None:
         self.logs, self.done = logs, list[str]()
         self.over: list[tuple[Task, Ended | None]] = []
+        self._running = {}
 
     def start(self, task: Task, made: Sequence[Any]) -> bool:
         if not self.over:

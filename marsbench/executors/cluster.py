@@ -58,7 +58,7 @@ class Cluster(Executor):
         _check(nodes, self.logs)
         self.gpus = sum(node.gpus for node in nodes)
         self.workers = self.gpus or sum(node.cpus for node in nodes)
-        self._cwd, self._running = Path.cwd(), dict[Any, tuple[Task, str]]()  # result to be -> task, node that it has
+        self._cwd, self._running = Path.cwd(), {}
         self._fit_until = time.monotonic()
 
     def _fit(self) -> list[_Node]:

@@ -10,7 +10,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stderr, suppress
@@ -148,9 +148,15 @@ class Executor(ABC):
     workers: int  # how many tasks run at a time
     tries: int  # of a task whose process or node was lost
     logs: Path  # the folder of all logs
+    _running: dict[Any, tuple[Task, Any]]  # result to be -> task, and where it runs
 
-    def run(self, tasks: Sequence[Task]) -> Generator[Ended, None, None]:
-        """Carry out all tasks, each after its predecessors, and yield them as they end; what was lost is done again."""
+    def run(
+        self, tasks: Sequence[Task], look: Callable[[list[Task]], None] = lambda running: None
+    ) -> Generator[Ended, None, None]:
+        """Carry out all tasks, each after its predecessors, and yield them as they end; what was lost is done again.
+
+        Every second or so, `look` is told which tasks are running.
+        """
         order, losses = Order(tasks), Counter[str]()
         try:
             while order:
@@ -169,6 +175,7 @@ class Executor(ABC):
                         ended = Ended(task.name, task.failed(error), error, "", 0.0)
                     order.end(ended)
                     yield ended
+                look([task for task, _ in self._running.values()])
         finally:
             self.close()
 
@@ -243,6 +250,7 @@ class Here(Executor):
 
     def __init__(self, logs: Path, reporter: Reporter) -> None:
         self.logs, self._reporter, self._over = logs, reporter, list[tuple[Task, Ended | None]]()
+        self._running = {}  # a task has ended when it has started
 
     def start(self, task: Task, made: Sequence[object]) -> bool:
         if self._over:

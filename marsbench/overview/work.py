@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
 from marsbench.errors import UserError
-from marsbench.executors.tasks import Ended, Executor, Here, Local, log_of
+from marsbench.executors.tasks import Ended, Executor, Here, Local, Task, log_of
 from marsbench.overview import PRELOAD
 from marsbench.presets import Preset
 from marsbench.progress import roughly
@@ -153,8 +154,8 @@ def carry_out(
     tasks = [replace(task, settings=settings) for task in planned]
     of_pages = {task.name: task for task in tasks if isinstance(task, PageTask)}
     made = dict[str, Ended]()
-    with closing(executor.run(tasks)) as running:
-        for ended in running if alone else shown(running, tasks, run):
+    with closing(executor.run(tasks) if alone else shown(executor, tasks, run)) as running:
+        for ended in running:
             made[ended.name] = ended
             known.hear(ended.value)
             if alone and ended.error is not None and ended.name not in of_pages:
@@ -163,20 +164,36 @@ def carry_out(
     return refused | {study.key: known.page(study, parts[study.key]) for study in wanted}
 
 
-def shown(running: Iterable[Ended], tasks: Sequence[RunTask], run: Run) -> Iterator[Ended]:
-    """The ends of tasks as they come: how many are done, which have failed, and how long the rest may take."""
+def shown(executor: Executor, tasks: Sequence[RunTask], run: Run) -> Generator[Ended, None, None]:
+    """The ends of tasks as they come: how far all of it is, what runs and how far that is, and which have failed."""
     known, seconds, whole = {task.name: task for task in tasks}, 0.0, sum(task.seconds for task in tasks)
-    with run.reporter.bar(f"{len(tasks)} pieces of work, by their seconds") as bar:
-        bar.update(0, round(whole))
-        for done, ended in enumerate(running, 1):
+    done, logs = 0, run.workspace.logs
+
+    def look(running: Sequence[Task]) -> None:
+        said = [f"{done} pieces done", *[_last_said(task, logs) for task in running[:1]]]  # of the oldest
+        bar.update(round(seconds), round(whole), escape("; ".join(said)))
+
+    with (
+        run.reporter.bar(f"{len(tasks)} pieces of work, by their seconds") as bar,
+        closing(executor.run(tasks, look)) as endings,
+    ):
+        look([])
+        for ended in endings:
             task, where = known[ended.name], f" on {ended.node}" if ended.node else ""
             end = f", {roughly(ended.seconds)}"
             if ended.error is not None:
-                end = f": {ended.error.what} (see {log_of(run.workspace.logs, task.name)})"
+                end = f": {ended.error.what} (see {log_of(logs, task.name)})"
             run.reporter.say(escape(f"{'failed' if ended.error else 'done'}: {task.title}{where}{end}"))
             seconds += task.seconds  # as estimated: the bar says by them how long the rest may take
-            bar.update(round(seconds), round(whole), f"{done} pieces done")
+            done += 1
             yield ended
+
+
+def _last_said(task: Task, logs: Path) -> str:
+    """How far a task is: the last whole line of its log."""
+    log = log_of(logs, task.name)
+    lines = log.read_text(encoding="utf-8").split("\n")[:-1] if log.exists() else []
+    return lines[-1].strip() if lines else task.title
 
 
 def _refusal(study: Study, run: Run, quick: bool) -> list[Row] | UserError | None:
