@@ -250,9 +250,8 @@ class Completion:
         """The usage of all choices, and how guesses fared in them, under vLLM's names."""
         # Each prompt was read once.
         prompts = {id(choice.job.prompt_ids): len(choice.job.prompt_ids) for choice in self._choices}
-        counts = {
-            "prompt_tokens": sum(prompts.values()), "completion_tokens": sum(choice.used for choice in self._choices)
-        }  # fmt: skip
+        used = sum(choice.used for choice in self._choices)
+        counts = {"prompt_tokens": sum(prompts.values()), "completion_tokens": used}
         self._entry |= counts | {"finish": [choice.finish for choice in self._choices]}
         endings = [(choice, choice.ending) for choice in self._choices if isinstance(choice.ending, Ending)]
         of_each = [

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,8 @@ def build(engine: EngineClient) -> Starlette:
         ))  # fmt: skip
     return Starlette(
         routes=[
-            Route("/v1/chat/completions", routes.chat_completions, methods=["POST"]),
-            Route("/v1/completions", routes.completions, methods=["POST"]),
+            Route("/v1/chat/completions", partial(routes.completed, ChatRequest), methods=["POST"]),
+            Route("/v1/completions", partial(routes.completed, CompletionRequest), methods=["POST"]),
             Route("/v1/models", routes.models),
             Route("/v1/models/{name:path}", routes.one_model),
             Route("/v1/speed", routes.speed),
@@ -67,9 +68,8 @@ async def _explained(_: Request, error: Exception) -> Response:
         case ApiError():
             return answer(error)
         case HTTPException():
-            response = answer(ApiError(error.status_code, str(error.detail)))
-            response.headers.update(error.headers or {})
-            return response
+            said = ApiError(error.status_code, str(error.detail))
+            return JSONResponse(said.envelope, said.status, error.headers)
         case ClientDisconnect():
             return Response(status_code=499)  # the client is gone
     return answer(ApiError(500, "the server has made a mistake; its log has the traceback"))
@@ -80,13 +80,8 @@ class Routes:
         self._engine, self._answers, self._name = engine, Answers(engine), engine.settings.name
         self._made, self._page = int(time.time()), (Path(__file__).parent / "page.html").read_bytes()
 
-    async def chat_completions(self, request: Request) -> Response:
-        return await self._answered(read(await request.body(), ChatRequest), request)
-
-    async def completions(self, request: Request) -> Response:
-        return await self._answered(read(await request.body(), CompletionRequest), request)
-
-    async def _answered(self, body: ChatRequest | CompletionRequest, request: Request) -> Response:
+    async def completed(self, kind: type[ChatRequest | CompletionRequest], request: Request) -> Response:
+        body = read(await request.body(), kind)
         self._check_model(body.model)
         body.check()
         completion = Completion(self._answers, body, request.scope["log"])
@@ -201,11 +196,10 @@ async def _serve(settings: Settings, own: socket.socket, say: Callable[[str], No
             what = f"method {settings.method!r} needs a checkpoint trained with masks"
             fix = "use a MARS checkpoint, --method ar, or --untrained-masks to try it anyway"
             raise UserError(what, where=settings.checkpoint, fix=fix)
-        config = uvicorn.Config(
+        server = Server(uvicorn.Config(
             build(engine), log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="off",
             backlog=_WAITING, limit_concurrency=settings.max_connections, ws="none",
-        )  # fmt: skip
-        server = Server(config)
+        ))  # fmt: skip
         gc.freeze()  # what is there to stay need not be looked through whenever a large body is read
         own.listen(_WAITING)  # from now on no connection is refused
         serving = asyncio.create_task(server.serve(sockets=[own]))

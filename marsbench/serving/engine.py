@@ -75,7 +75,8 @@ class Engine:
         if self._shapes is None or not wants_graphs(self.model, None):  # what is compiled takes too long
             return
         longest = min(self.settings.max_new_tokens, context_length(self.model) - BEHIND)
-        request = self._decoded_by(Job([0], longest, id=0, method=method))[0]
+        job = Job([0], longest, id=0, method=method)
+        request = replace(job, **self._knob(job)._asdict())
         for rows in (2**power for power in range((self.settings.max_rows - 1).bit_length() + 1)):
             batch = self._make_batch(on_finished=lambda *_: None, on_tokens=None, meter=None)
             batch.join(dict.fromkeys(range(rows), request))
@@ -156,10 +157,6 @@ class Engine:
     def _most_positions(self) -> int:
         return min(_PIECE, self.settings.prefill_positions) if self._running else self.settings.prefill_positions
 
-    def _decoded_by(self, job: Job) -> tuple[Request, Knob]:
-        knob = self._knob(job)
-        return replace(job, **knob._asdict()), knob
-
     def _knob(self, job: Job) -> Knob:
         if job.method == "ar":
             return Knob(None, 1)
@@ -196,8 +193,8 @@ class Engine:
         for newcomer in newcomers:
             job = newcomer.job
             self._report.started.append(job.id)
-            request, knob = self._decoded_by(job)
-            newcomer.turn(knob)
+            newcomer.turn(self._knob(job))
+            request = replace(job, **newcomer.knob._asdict())
             try:
                 check_requests([request], self.model)
             except UserError as error:

@@ -1,14 +1,13 @@
 """Where HTTP meets the engine, on the event loop: what is let in, which tokens are whose, what if the engine dies."""
 
 import asyncio
-import contextlib
 import itertools
 import multiprocessing
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -201,14 +200,15 @@ class EngineClient:
     def check_open(self) -> Ready:
         """The engine's account of itself, where requests are taken; else `ApiError`."""
         if self.draining or self.ready is None:
-            raise ApiError.not_ready("the server is shutting down" if self.draining else "the engine is not ready")
+            why = "the server is shutting down" if self.draining else "the engine is not ready"
+            raise ApiError(503, why, code="unavailable", retry_after=1)
         return self.ready
 
     @property
     def queued(self) -> int:
         return self._outside + len(self._queued)
 
-    @contextlib.contextmanager
+    @contextmanager
     def let_in(self, count: int = 1) -> Iterator[None]:
         """Count requests as waiting while they are read; `ApiError` 429 where the queue has no room."""
         self.check_open()
@@ -224,7 +224,7 @@ class EngineClient:
         finally:
             self._outside -= count
 
-    @contextlib.contextmanager
+    @contextmanager
     def submitted(self, streams: Sequence[Stream]) -> Iterator[None]:
         """Hand jobs to the engine for the time of a `with` block; what has not ended by then is cancelled."""
         self.check_open()

@@ -5,6 +5,7 @@ import resource
 import select
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -24,11 +25,9 @@ def run(pipe: Connection, settings: Settings) -> None:
     except UserError as error:
         pipe.send(error)
         return
-    try:
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the other end is gone
         pipe.send(ready)
         _serve(pipe, engine)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        return  # the other end is gone
 
 
 def _start(settings: Settings) -> tuple[Any, Ready]:
@@ -50,25 +49,23 @@ def _start(settings: Settings) -> tuple[Any, Ready]:
     dtype = getattr(torch, settings.dtype or usual_dtype(device))
     loaded = load_aloud(settings.checkpoint, Reporter(), dtype=dtype, device=device)
     fit("ar", loaded)
+    model = loaded.model
     eos_id, pad_id = default_ids(loaded)
     mask_id = loaded.mask_id if loaded.knows_masks or settings.untrained_masks else None
-    check_ids(loaded.model, mask=mask_id)
+    check_ids(model, mask=mask_id)
     methods: tuple[MethodName, ...] = ("ar",) if mask_id is None else ("ar", "mars", "mars-verified")
-    slots, warning = slots_within(
-        settings, slots_needed(loaded.model), _free_bytes(loaded.model.device) // bytes_per_slot(loaded.model)
-    )
+    slots, warning = slots_within(settings, slots_needed(model), _free_bytes(model.device) // bytes_per_slot(model))
     settings = replace(settings, kv_slots=slots)
     windows: tuple[int, ...] = ()
     if settings.adapt:
         rates = loaded.acceptance if settings.acceptance is None else (settings.acceptance,)
-        windows = windows_that_pay(loaded.model, settings.max_rows, rates)
+        windows = windows_that_pay(model, settings.max_rows, rates)
         Reporter().say(f"windows that pay here: {in_words(windows)}")
-    engine = Engine(loaded.model, settings, mask_id=mask_id, eos_id=eos_id, pad_id=pad_id, windows=windows)
+    engine = Engine(model, settings, mask_id=mask_id, eos_id=eos_id, pad_id=pad_id, windows=windows)
     engine.capture_ahead(settings.method or methods[:2][-1])
     gc.collect()
     gc.freeze()  # what is there to stay need not be looked through between two steps
-    vocabulary = vocabulary_of(loaded.model)
-    return engine, Ready(loaded.tokenizer, context_length(loaded.model), vocabulary, methods, slots, warning)
+    return engine, Ready(loaded.tokenizer, context_length(model), vocabulary_of(model), methods, slots, warning)
 
 
 def usual_dtype(device: str) -> str:

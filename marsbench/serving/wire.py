@@ -36,10 +36,6 @@ class ApiError(Exception):
     def wrong(cls, message: str, param: str | None = None, code: str | None = None) -> "ApiError":
         return cls(400, message, param=param, code=code)
 
-    @classmethod
-    def not_ready(cls, why: str) -> "ApiError":
-        return cls(503, why, code="unavailable", retry_after=1)
-
 
 T = TypeVar("T", bound=Struct)
 _Confidence = Annotated[float, Meta(ge=0, le=1)]
