@@ -141,10 +141,8 @@ class Steps:
     def __call__(self, decoder: Decoder, method: Method, device: torch.device) -> "Fixed":
         return Fixed(self, decoder, method)
 
-    def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Fitted) -> Stand:
-        most = method.most()
-        assert most is not None, "seen to by `Fixed`"
-        return Stand(shape, most, like.rows)
+    def spare(self, decoder: Decoder, method: Method, shape: Shape, like: Fitted) -> Stand | None:
+        """A stand that another batch has left."""
 
     def left(self, decoder: Decoder, method: Method, stand: Stand) -> None:
         """A stand is no longer needed."""
@@ -166,7 +164,7 @@ class Fixed(Fitted):
         super().__init__()
         self.lag = int(records)
         self._steps, self._decoder, self._method = steps, decoder, method
-        self._most_new = most.behind + 1  # tokens that a step brings a row
+        self._most = most
         self.stand: Stand | None = None
         self._step: Callable[[], Tensor] | None = None
 
@@ -183,15 +181,12 @@ class Fixed(Fitted):
         return lambda: told(read(), number)
 
     def take_in(self, newcomers: Sequence[Fitted]) -> None:
-        lots = [lot for lot in newcomers if lot.seats]
-        if not lots:
-            return
-        seats = [*self.seats.values(), *(seat for lot in lots for seat in lot.seats.values())]
+        seats = [*self.seats.values(), *(seat for lot in newcomers for seat in lot.seats.values())]
         if self.stand is None or not self.stand.shape.fits(self._needed(seats, 0)):
-            self._move(seats, lots[0])
+            self._move(seats, newcomers[0])
         assert self.stand is not None, "there is room now"
         free = [row for row in range(self.stand.shape.rows) if row not in self.seats]
-        for lot in lots:
+        for lot in newcomers:
             places, free = free[: len(lot.seats)], free[len(lot.seats) :]
             self.stand.put(places, lot.rows, lot.seats)
             self.seats |= dict(zip(places, lot.seats.values(), strict=True))
@@ -205,7 +200,9 @@ class Fixed(Fitted):
             self._leave()
 
     def _move(self, seats: Sequence[Seat], like: Fitted) -> None:
-        stand = self._steps.stand(self._decoder, self._method, self._needed(seats, 0), like)
+        shape = self._needed(seats, 0)
+        spare = self._steps.spare(self._decoder, self._method, shape, like)
+        stand = Stand(shape, self._most, like.rows) if spare is None else spare
         if self.stand is not None:
             stand.put(range(len(self.seats)), self.rows, self.seats)
             self._leave()
@@ -221,7 +218,7 @@ class Fixed(Fitted):
         if self.lag:
             length = max(seat.end for seat in seats)
         else:  # so many tokens can come with that step, and with each whose tokens are not known yet
-            length = max(seat.length for seat in seats) + self._most_new * (1 + ahead)
+            length = max(seat.length for seat in seats) + (self._most.behind + 1) * (1 + ahead)
         return Shape(
             rows=_bucket(len(seats), 1),
             length=_bucket(length, *((64,) if self.lag else (64, 96))),

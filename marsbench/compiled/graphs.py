@@ -50,9 +50,7 @@ def kind_of_batch(model: Any, method: Method | OutsideMethod, compiled: bool | N
         return Batch, ""
     if reason := why_not(model, method):
         return Batch, f"not compiled: {reason}" if compiled else ""
-    if model not in _KEPT:
-        _KEPT[model] = Graphs()
-    return _KEPT[model].batch, ""
+    return _KEPT.setdefault(model, Graphs()).batch, ""
 
 
 def records_on(device: torch.device) -> bool:
@@ -85,9 +83,8 @@ class Graphs(Steps):
     def __call__(self, decoder: Decoder, method: Method, device: torch.device) -> Fixed:
         return Fixed(self, decoder, method, records=records_on(device))
 
-    def stand(self, decoder: Decoder, method: Method, shape: Shape, like: Fitted) -> Stand:
-        _, places = self._spare.pop((decoder, method, shape, like.rows.cache.dtype), (0, None))
-        return super().stand(decoder, method, shape, like) if places is None else places
+    def spare(self, decoder: Decoder, method: Method, shape: Shape, like: Fitted) -> Stand | None:
+        return self._spare.pop((decoder, method, shape, like.rows.cache.dtype), (0, None))[1]
 
     def left(self, decoder: Decoder, method: Method, stand: Stand) -> None:
         if stand in self._recorded:
@@ -155,8 +152,7 @@ def _compiled(step: Step) -> Step:
     # Checking every weight before every step takes longer than the step of a small model.
     no_guards = getattr(torch.compiler, "skip_all_guards_unsafe", None)
     options = {"guard_filter_fn": no_guards} if no_guards else None
-    compiled: Step = torch.compile(alone, fullgraph=True, dynamic=False, backend=_BACKEND, options=options)
-    return compiled
+    return torch.compile(alone, fullgraph=True, dynamic=False, backend=_BACKEND, options=options)
 
 
 @cache

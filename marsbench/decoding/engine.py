@@ -125,7 +125,8 @@ class Batch:
             came = [each for lot in lots for each in self._prefill(lot)]
             if self._meter is not None:
                 self._meter.tick()
-            self._place.take_in(lots)
+            if going_on := [lot for lot in lots if lot.seats]:
+                self._place.take_in(going_on)
             notices += came
         finally:
             tell(notices)

@@ -136,10 +136,8 @@ class Fitted:
         return lambda: settled
 
     def take_in(self, newcomers: "Sequence[Fitted]") -> None:
-        """Put the rows of others behind the own ones; the others must not be used any more."""
-        lots = [lot for lot in (self, *newcomers) if lot.seats]
-        if not lots:
-            return
+        """Put the rows of others, none of them empty, behind the own ones; the others must not be used any more."""
+        lots = [self, *newcomers] if self.seats else newcomers
         if len(lots) > 1:
             lots[0].rows.extend(*(lot.rows for lot in lots[1:]))
         self._rows = lots[0].rows
