@@ -57,8 +57,7 @@ class Acceptance:
 
     def table(self, name: str) -> str:
         """As YAML, the mean at the longest draft, which suites that carry acceptance over to other weights read."""
-        mean = round(self.mean_acceptance_length, 4)
-        return yaml.safe_dump({name: {"thinking_off": {len(self.accepted_at): mean}}})
+        return yaml.safe_dump({name: {"thinking_off": {len(self.accepted_at): round(self.mean_acceptance_length, 4)}}})
 
 
 def cycle_in_words(generations: Sequence[Generation], meter: Meter, forwards_per_cycle: int) -> str:

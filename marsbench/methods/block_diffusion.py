@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marsbench.decoding.acceptance import confidence
+from marsbench.decoding.acceptance import confidence, passing_run
 from marsbench.decoding.generation import Metric
 from marsbench.decoding.rows import EMPTY, Accepted, Rows
 from marsbench.decoding.step import Method
@@ -49,12 +49,12 @@ class BlockDiffusion(Method):
         position, width = window.position[:, -self.window :], window.position.shape[1]
         first = width - self.window - int(self.shifted)
         logits = answer.logits(slice(first, first + self.window))
-        masked = self._open(rows, position) & (position < rows.end.unsqueeze(1))
+        is_open = self._open(rows, position)
+        masked = is_open & (position < rows.end.unsqueeze(1))
         sure = confidence(logits, self.metric).masked_fill(~masked, -torch.inf)
         best = torch.nn.functional.one_hot(sure.argmax(1), sure.shape[1]).bool()
         chosen = masked & (best | (sure >= rows.bar.unsqueeze(1)))
-        settled = chosen | ~self._open(rows, position)
-        length = block_start + settled.int().cumprod(1).sum(1)
+        length = block_start + passing_run(chosen | ~is_open)
         ids, kept = rows.choose(logits, position), block_start - rows.cached
         return Accepted(ids, position, chosen, length - rows.length, kept)
 

@@ -81,8 +81,7 @@ def _generated(
         generation_config=GenerationConfig(**greedy, eos_token_id=eos_ids, pad_token_id=pad_id),  # type: ignore[no-untyped-call]
         **more,
     )
-    continued: list[list[int]] = output[:, longest:].tolist()
-    return continued
+    return list(output[:, longest:].tolist())
 
 
 class _Forwards(StoppingCriteria):

@@ -29,12 +29,9 @@ class MarsLookup(MarsVerified):
 
     name = "mars-lookup"
 
-    groups: int | None = field(default=None, init=False)  # as many as there may be, where masks stand at all
+    groups: int | None = field(default=1, init=False)  # masks stand behind all drafts of a row, or nowhere
     draft_length: int = 4
     ngram: int = 3
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", self.window)
 
     def most(self) -> Most:
         drafts, groups = self.window - 1 + self.draft_length, self.window if self.layout == "groups" else 1

@@ -101,8 +101,7 @@ class MarsVerified(Method):
         drafts, logits = read_masks(rows, answer, entries, logits, accepted, self.head_top)
         room = room_for_drafts(rows, accepted) * stands
         if rows.extent.thresholded:
-            passing = passing_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1))
-            room = torch.minimum(room, passing)
+            room = torch.minimum(room, passing_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1)))
         return Reading(accepted, drafts, logits, room)
 
     def _masks(self, rows: Rows) -> int:
