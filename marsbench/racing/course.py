@@ -1,7 +1,5 @@
 """The course that all contenders of a grid run: their models, loaded once, the prompts, the questions behind them."""
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -53,10 +51,6 @@ class Questions:
         cut = [without_beginning(ids, room) for ids in whole]
         return Prompts([ids for ids, _ in cut], [count for _, count in cut])
 
-    def cut_in_words(self, prompts: "Prompts", room: int) -> list[str]:
-        cuts = {name: prompts.cuts[place :: len(self.exams)] for place, name in enumerate(self.exams)}
-        return [said for name, cuts_of in cuts.items() if (said := cut_in_words(name, cuts_of, room))]
-
     def score(self, responses: Sequence[str]) -> list[float]:
         """The accuracy of each question's response, 0 or 1; a response is scored once, however often it comes."""
         for name, exam in self.exams.items():
@@ -73,10 +67,9 @@ class Questions:
         return [self._scores[question.benchmark, question.doc_id, response] for question, response in answered]
 
     def fingerprint(self) -> str:
-        """Sixteen hexadecimal digits over the prompts and all that decides their scores."""
+        """The `content_hash` of the prompts and all that decides their scores."""
         tasks = {name: exam.fingerprint for name, exam in self.exams.items()}
-        content = json.dumps([tasks, [vars(question) for question in self.questions]], sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return content_hash([tasks, [vars(question) for question in self.questions]])
 
 
 def ask(names: Sequence[str], count: int, tokenizer: Any, data_dir: Path | None = None) -> Questions:
@@ -203,8 +196,9 @@ class Course:
     def prompts(self) -> Prompts:
         """The prompts as token ids; what the context has no room for is said."""
         asked = self.questions.prompts(self.baseline.tokenizer, self._room)
-        for said in self.questions.cut_in_words(asked, self._room):
-            self.run.reporter.say(said)
+        for place, name in enumerate(self.questions.exams):
+            if said := cut_in_words(name, asked.cuts[place :: len(self.questions.exams)], self._room):
+                self.run.reporter.say(said)
         return asked
 
     @property

@@ -188,8 +188,8 @@ def _contender(given: dict[str, Any], varied: list[str], where: str) -> Line:
     shown = {name: format(value, "g") if isinstance(value, int | float) else value for name, value in values.items()}
     said = [f"{_WORDS.get(name, name)} = {value}" for name, value in shown.items()]
     name = ", ".join([str(given.get("name", method)), *said])
-    if not name.endswith(called("", compiled)):  # a user may have written the ending
-        name = called(name, compiled)
+    if compiled and not name.endswith(", compiled"):  # a user may have written the ending
+        name = f"{name}, compiled"
     options |= {} if threshold is None else {"threshold": threshold}
     options |= {"draft": given["draft"]} if given.get("draft") else {}
     rates: tuple[float, ...] = ()
@@ -200,10 +200,6 @@ def _contender(given: dict[str, Any], varied: list[str], where: str) -> Line:
         options["acceptance"] = f"carried over from {source}"
     block_size = given.get("trained_block_size", DEFAULT_BLOCK_SIZE)
     return Line(name, name, given["stage"], method, options, block_size=block_size, carried=rates, compiled=compiled)
-
-
-def called(name: str, compiled: bool) -> str:
-    return f"{name}, compiled" if compiled else name
 
 
 # ---- acceptance that is carried over: what a method writes by it means nothing, and no claim may stand on it --------
@@ -262,13 +258,12 @@ def _rates(mean: float, guesses: int) -> tuple[float, ...]:
 
 
 def _published(benchmark: Any, scale: str, block_size: int, where: str) -> tuple[float, str]:
-    rows = published("4", scale=scale, benchmark=benchmark, block_size=block_size, threshold=0.95)
-    values = [row.value for row in rows if row.metric == "tokens_per_forward"]
-    if not values:
+    cell = {"scale": scale, "benchmark": benchmark, "block_size": block_size, "threshold": 0.95}
+    if not (rows := published("4", metric="tokens_per_forward", **cell)):
         what = f"the paper has no tokens per forward of {benchmark} at {scale}, B = {block_size}"
         fix = "name one of its benchmarks, or average, a scale of 0.5b or 7b, and a block size of its Table 4"
         raise UserError(what, where=where, fix=fix)
-    return values[0], f"the paper's Table 4, {benchmark}, {scale}, B = {block_size}, tau = 0.95"
+    return rows[0].value, f"the paper's Table 4, {benchmark}, {scale}, B = {block_size}, tau = 0.95"
 
 
 def _in_file(file: Path, guesses: int) -> Any:

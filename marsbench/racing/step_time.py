@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +12,9 @@ from torch.utils.benchmark import Timer
 
 from marsbench.decoding.engine import Batch, context_length
 from marsbench.decoding.generation import Request
-from marsbench.decoding.rows import Accepted, Most, Rows
+from marsbench.decoding.rows import Accepted, Rows
 from marsbench.decoding.step import Method
-from marsbench.decoding.windows import last, linear_window
+from marsbench.decoding.windows import last, linear_window, pending
 from marsbench.forward.limits import vocabulary_of
 from marsbench.forward.window import Answer, Window
 from marsbench.progress import Counted
@@ -35,20 +35,16 @@ _LAPS = 10  # in a row: a GPU reads it in less than the host may take to notice
 class _Probe(Method):
     """One token per step from a window of a given width: what any method of that width costs at least."""
 
-    name: ClassVar[str] = "probe"
+    name = "probe"
 
     window: int
-
-    def most(self) -> Most:
-        return Most(pending=1, drafted=0, behind=self.window - 1)
 
     def propose(self, rows: Rows) -> Window:
         return linear_window(rows, masks=self.window - 1, mask_id=0)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         ids = answer.logits(slice(last(rows), None)).max(-1).indices[:, :1]
-        one = torch.ones_like(rows.length)
-        return Accepted.run(rows, ids, one, rows.length - rows.cached)
+        return Accepted.run(rows, ids, torch.ones_like(rows.length), pending(rows))
 
 
 def step_times(model: Any, positions: int, progress: Counted) -> dict[str, Any]:

@@ -36,8 +36,7 @@ class Sweep:
         cells = self._course.cells(batch_size)
         if self._missing(cells):
             # The laps of one race are run on one machine: it goes on only there.
-            here = [node()] if node() else []
-            race = content_hash([*[cell.key for cell in cells], *here])
+            race = content_hash([*(cell.key for cell in cells), *filter(None, [node()])])
             file = self._run.workspace.runs / "races" / f"{race}.jsonl"
             # Of two sweeps in one folder, the second waits and finds the rows.
             with locked(file.with_suffix(".jsonl.lock"), say=self._run.reporter.say):
@@ -88,8 +87,7 @@ def _step_times(course: Course) -> StepTimeRow:
             "provenance": {**loaded.origin, **packing_in_words(), "others_cores": used},
         }
 
-    content = {"kind": "step_time", "weights": loaded.weights, **course.everywhere}
-    return kept(run, StepTimeRow, content, timed)
+    return kept(run, StepTimeRow, {"kind": "step_time", "weights": loaded.weights, **course.everywhere}, timed)
 
 
 def _sweep_row(
@@ -133,14 +131,13 @@ def _measured(course: Course, cell: Cell, raced: Outcome, outcomes: Mapping[str,
 def _log_samples(
     course: Course, key: str, generations: Sequence[Generation], responses: Sequence[str], correct: Sequence[float]
 ) -> str:
+    of_each = zip(course.questions.questions, responses, correct, generations, strict=True)
     lines = [
         {
             "benchmark": question.benchmark, "doc_id": question.doc_id, "response": response, "correct": right,
             "tokens": generation.tokens, "eos_id": generation.eos_id, "accepted": generation.accepted,
         }
-        for question, response, right, generation in zip(
-            course.questions.questions, responses, correct, generations, strict=True
-        )
+        for question, response, right, generation in of_each
     ]  # fmt: skip
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
     write_atomically(course.run.workspace.samples(key), content)
