@@ -60,14 +60,13 @@ class Checkpoints:
             return failed
         if self._scale.ready_checkpoint(*trained) is not None or self.is_to_train(trained):
             return ""
-        name, size = trained
-        option, suffix = ("", "") if size is None else (f" --block-size {size}", f"-b{size}")
+        option = "" if trained.block_size is None else f" --block-size {trained.block_size}"
         if drafts_from_afar(trained, self._scale):
             why = f"scale {self._scale.scale} trains no draft models; name a smaller model's checkpoint"
         else:
-            trains = f"marsbench train {name} --scale {self._scale.scale}{option}"
-            why = f"no checkpoint of stage {name} is published; train it with {trains}, or name one"
-        return f"{why} with --checkpoint {name}{suffix}=..."
+            trains = f"marsbench train {trained.stage} --scale {self._scale.scale}{option}"
+            why = f"no checkpoint of stage {trained.stage} is published; train it with {trains}, or name one"
+        return f"{why} with --checkpoint {trained.slug}=..."
 
     # ---- loaded ----
 
@@ -114,8 +113,7 @@ class Checkpoints:
         ours = parents_first([each for each in wanted if self.is_to_train(each)], self._scale)
         if now:
             return [self.train(self.recipe(each)) for each in ours]
-        there = [(self.recipe(each), self.record(each)) for each in ours]
-        rows = [self._row(chosen, record) for chosen, record in there if record is not None]
+        rows = [self._row(self.recipe(each), record) for each in ours if (record := self.record(each)) is not None]
         for row in rows:  # a checkpoint may be older than the run's rows
             self._run.row_file.append(row)
         return rows

@@ -28,8 +28,7 @@ def parents_first(wanted: Iterable[TrainedStage], scale: Preset) -> dict[Trained
 
 def is_ours(trained: TrainedStage, scale: Preset) -> bool:
     """Whether a run trains a checkpoint that it lacks: not where one is published, or where it would take days."""
-    from_afar = drafts_from_afar(trained, scale)
-    return scale.tables_train and not from_afar and scale.ready_checkpoint(*trained) is None
+    return scale.tables_train and not drafts_from_afar(trained, scale) and scale.ready_checkpoint(*trained) is None
 
 
 def drafts_from_afar(trained: TrainedStage, scale: Preset) -> bool:

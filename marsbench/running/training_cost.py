@@ -106,13 +106,12 @@ class TrainingSpeed(NamedTuple):
     stage: str
     tokens: list[int]  # of each step's sequences, padding and noisy copies not counted
     seconds: list[float]
-    peak_bytes: int | None  # of the process, or of its GPU, from its start on; None where the system does not tell
+    peak_bytes: int  # of the process, or of its GPU, from its start on
 
     def in_words(self) -> str:
         rates = sorted(count / took for count, took in zip(self.tokens, self.seconds, strict=True))
-        peak = "peak memory unknown" if self.peak_bytes is None else f"{self.peak_bytes / 2**30:.2f} GiB at its peak"
         spread = f"{rates[0]:,.0f} to {rates[-1]:,.0f} in {len(rates)} steps"
-        return f"{self.stage}: {median(rates):,.0f} tokens/s ({spread}), {peak}"
+        return f"{self.stage}: {median(rates):,.0f} tokens/s ({spread}), {self.peak_bytes / 2**30:.2f} GiB at its peak"
 
 
 class _Enough(Exception):
