@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from marsbench.commands import shared
-from marsbench.commands.shared import Adapter, BatchSize, Start, decodes, load_named, starts, use_packing
 from marsbench.errors import UserError, told_to_user
 from marsbench.files import check_can_be_written
 from marsbench.methods import Decoding, explained
@@ -16,10 +15,10 @@ from marsbench.methods.options import options_of
 from marsbench.serving.messages import Settings
 
 
-@decodes()
-@starts("whose", "adapter", "stage", "block_size", "scale", "seed", "output")
+@shared.decodes()
+@shared.starts("whose", "adapter", "stage", "block_size", "scale", "seed", "output")
 def show(
-    start: Start,
+    start: shared.Start,
     decoding: Decoding,
     prompt: Annotated[str | None, typer.Argument(help="The question [default: one of mini_gsm8k].")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Method; repeatable [default: ar and mars].")] = None,
@@ -39,7 +38,7 @@ def show(
         shared.check_for(way, start.trained_stage)
     decoding.check_heard(*names)
     run = start.run()
-    use_packing(decoding.pack)
+    shared.use_packing(decoding.pack)
     from rich.console import Console
 
     from marsbench.answering import Answering
@@ -66,7 +65,7 @@ def show(
         typer.echo(f"wrote {image}")
 
 
-@decodes("accept", "mask_id")
+@shared.decodes("accept", "mask_id")
 def decode(
     decoding: Decoding,
     model: Annotated[str, typer.Option(help="Checkpoint folder or hub name.")],
@@ -83,9 +82,9 @@ def decode(
         int | None,
         typer.Option("--window", "--block-size", min=1, help=explained("window"), rich_help_panel="Options of methods"),
     ] = None,
-    adapter: Adapter = None,
+    adapter: shared.Adapter = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum new tokens per prompt, EOS included.")] = 256,
-    batch_size: BatchSize = None,
+    batch_size: shared.BatchSize = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling; prompt i takes seed + i.")] = 0,
     acceptance: Annotated[Path | None, typer.Option(help="Also write rates of right drafts: CSV or YAML.")] = None,
@@ -100,7 +99,7 @@ def decode(
     """
     decoding = replace(decoding, method="mars-verified" if method == "auto" else method, window=window)
     shared.check_for(decoding, None)
-    use_packing(decoding.pack)
+    shared.use_packing(decoding.pack)
     from marsbench.answering import ROWS, Answering, check_target, decode_file, default_ids, read_prompts
     from marsbench.decoding.generation import Request, seed_of
     from marsbench.progress import Reporter
@@ -109,7 +108,7 @@ def decode(
     if acceptance is not None:
         check_can_be_written(acceptance, "--acceptance")
     prompts, reporter = read_prompts(prompt_ids), Reporter()
-    loaded = load_named(model, decoding.dtype, reporter, adapter=adapter, needs_tokenizer=False)
+    loaded = shared.load_named(model, decoding.dtype, reporter, adapter=adapter, needs_tokenizer=False)
     draft = shared.load_draft(decoding, reporter, needs_tokenizer=False)
     eos, pad = default_ids(loaded, eos_id, pad_id)
     if method == "auto":

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from marsbench.commands import shared
-from marsbench.commands.shared import decodes
 from marsbench.methods import METHODS, OPTIONS, Decoding
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from marsbench.rows.kinds import EvaluationRow
 
 
-@decodes()
+@shared.decodes()
 @shared.starts(
     "whose", "adapter", "stage", "block_size", "limit", "shard", "data_dir", "scale", "seed", "existing", "output"
 )

@@ -55,13 +55,19 @@ def plan(
         Console().print(part, highlight=False)
 
 
-@shared.starts(*shared.OF_RUN)
+@shared.starts(
+    "scale", "seed", "benchmarks", "limit", "shard", "data_dir", "train_all", "checkpoint", "output", "base",
+    "chat_data", "max_steps", "compiled", "existing",
+)  # fmt: skip
 def reproduce(
     start: shared.Start,
     what: Annotated[str, typer.Argument(help="Table or figure (table2), appendix-a, another page, or all.")],
     quick: Annotated[bool, typer.Option("--quick", help="For all, table5 and table6: the sweep's quick grid.")] = False,
     jobs: shared.Jobs = None,
-    cluster: shared.ClusterAddress = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="auto|ADDRESS", help="Use a Ray cluster: this machine's, or the one at ADDRESS."),
+    ] = None,
     gpus_per_training: Annotated[int, typer.Option(min=1, help="GPUs of one machine that train a stage together.")] = 1,
 ) -> None:
     """Measure a table or figure of the paper, another page, or the whole paper, and write the page.

@@ -36,23 +36,12 @@ Command = Callable[..., None]
 AskedBenchmark = Annotated[str, typer.Option(help="Benchmark of the answers: see `marsbench list benchmarks`.")]
 GridFile = Annotated[Path | None, typer.Option(help="YAML file of contenders and batch sizes [default: the scale's].")]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer prompts, laps and batch sizes, as set in the grid.")]
-
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes [default: one per GPU; in the toy, per core].")]
-ClusterAddress = Annotated[
-    str | None,
-    typer.Option("--cluster", metavar="auto|ADDRESS", help="Use a Ray cluster: this machine's, or the one at ADDRESS."),
-]
 OwnPromptFile = Annotated[
     Path | None,
     typer.Option(help='JSON Lines: {"prompt": "..."} or {"messages": [...]}; without it, the model asks itself.'),
 ]
 PromptColumn = Annotated[str | None, typer.Option(help="Name of the field with the prompts (text or turns).")]
-
-# The options of `Start` that make a run and say what it trains on; the others say which checkpoint decodes.
-OF_RUN = (
-    "scale", "seed", "benchmarks", "limit", "shard", "data_dir", "train_all", "checkpoint", "output", "base",
-    "chat_data", "max_steps", "compiled", "existing",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

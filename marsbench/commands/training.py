@@ -7,7 +7,6 @@ from typing import Annotated, cast, get_args
 import typer
 
 from marsbench.commands import shared
-from marsbench.commands.shared import BatchSize, decodes
 from marsbench.errors import UserError, check_known
 from marsbench.methods import METHODS, Decoding
 from marsbench.presets import HeadKind
@@ -28,7 +27,7 @@ def export(
     typer.echo(f"wrote {out}\n{for_engines.export(checkpoint, cast(for_engines.Engine, to), out)}")
 
 
-@decodes()
+@shared.decodes()
 @shared.starts("whose", "block_size", "scale", "output")
 def distill(
     start: shared.Start,
@@ -45,7 +44,7 @@ def distill(
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
     samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt, with a --temperature.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling; every answer derives its own.")] = 0,
-    batch_size: BatchSize = None,
+    batch_size: shared.BatchSize = None,
 ) -> None:
     """Have a model answer prompts, and write chat data. A model trained on its own answers keeps its style.
 
