@@ -118,13 +118,11 @@ def time_steps(window: Window, size: str) -> None:
     carried, first = {"block_size": 4, "threshold": 0.95}, 1 + len(LINES)
     plans[first:first] = [(rows, "mars", carried, published) for rows in counts]
     for number, (rows, name, options, acceptance) in enumerate([*plans, (1, "ar", {}, None)]):
-        is_captured = number < len(plans)  # the last is timed eagerly
-        timed = bench.timed(
-            model, name, rows=rows, kind=captured if is_captured else Batch, options=options, carried=acceptance
-        )
+        kind = captured if number < len(plans) else Batch  # the last is timed eagerly
+        timed = bench.timed(model, name, rows=rows, kind=kind, options=options, carried=acceptance)
         said = options if acceptance is None else {**options, "acceptance": f"carried over from {acceptance.source}"}
         row = MethodStepRow(
-            "", "done", "", size, name, said, bench.called, rows, is_captured, timed.context, len(timed.steps),
+            "", "done", "", size, name, said, bench.called, rows, kind is captured, timed.context, len(timed.steps),
             median(timed.steps), weights, reading, str(bench.half).removeprefix("torch."),
             tokens_per_second=timed.tokens_per_second, provenance=provenance(seed=0),
         )  # fmt: skip
