@@ -1,7 +1,7 @@
 """Medusa (arXiv 2401.10774): extra heads on a frozen model draft a tree of continuations, the model verifies it."""
 
 from dataclasses import dataclass, field
-from functools import cache
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -48,9 +48,11 @@ def _nodes(heads: int, width: int) -> _Nodes:
     )
 
 
-@cache  # for good: recorded steps read it where it lies
 def _tree(nodes: _Nodes, device: torch.device) -> list[Tensor]:
     return [torch.tensor(numbers, device=device) for numbers in nodes]
+
+
+_kept_tree = lru_cache(maxsize=None)(_tree)  # for good: recorded steps read it where it lies
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Medusa(Method):
         return accepted
 
     def _tree(self, rows: Rows) -> list[Tensor]:
-        tree = _tree.__wrapped__ if torch.compiler.is_compiling() else _tree
+        tree = _tree if torch.compiler.is_compiling() else _kept_tree
         return tree(self.nodes, rows.tokens.device)
 
     def _right_path(self, rows: Rows, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
