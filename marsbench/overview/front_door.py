@@ -50,7 +50,6 @@ _TOY = (
 _RAN = "table2", "longer", SPEED, "rivals"  # studies whose machines the first screen names
 _Findings = Mapping[tuple[str, str], Finding]  # page and name of a claim -> what rows say of it
 STEM = "figures/claims"
-CAPTION = "A dozen claims: the paper's number and ours with its 95 % interval"
 _SHOWN = (  # page and name, by unit
     ("table2", "matches-ar-sft"), ("longer", "longer-matches"), ("table4", "level"), ("gpu", "real-cost"),
     ("table4", "several-tokens"), ("gpu", "real-tokens"), ("table9", "jacobi-slow"), ("table4", "more-tokens"),
@@ -87,8 +86,8 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
         **_estimate(steps_at(root, "7b"), rows),
         "cpu": "".join(map(in_brief, real.of("real-model")[:1])),
         "table": table(["", "the paper", "here [95 %]", "of"], [*_real_lines(rows), *_toy(findings)], text=range(4)),
-        "figure": f"![{CAPTION}](reports/{STEM}.png)",
-        "paper_taught": said.published(findings[_TAUGHT].claim) if _TAUGHT in findings else "",
+        "figure": f"![A dozen claims: the paper's number and ours with its 95 % interval](reports/{STEM}.png)",
+        "paper_taught": said.published(findings[_TAUGHT].claim),
         **{slot: number or "(not measured)" for slot, number in more_steps(whole.of("curves") or [[]]).items()},
         "same": "{} of {} answers equal those of the toy's AR SFT.".format(*alike) if alike else "",
         "generate": printed_ratio(generate, "n/a"),
@@ -99,19 +98,17 @@ def readme_of(root: Path, judged: Sequence[Judged], collections: Sequence[Collec
 
 def _shown(findings: _Findings, key: tuple[str, str], beside: str = "") -> str:
     """The number of a claim, or of what stands beside it."""
-    finding = findings.get(key)
-    if finding is not None and beside:
-        finding = dict(finding.beside).get(beside)
-    return finding.number if finding is not None and finding.estimate is not None else "(not measured)"
+    finding = dict(findings[key].beside)[beside] if beside else findings[key]
+    return "(not measured)" if finding.estimate is None else finding.number
 
 
 def _real(rows: Sequence[Row]) -> dict[str, str]:
     """What MARS does on the real model, by slot."""
-    emits, lost, cells = on_gpu.CLAIMS[0].over([rows]), on_gpu.LOST.of(rows), on_gpu.cells_of(rows)
+    lost, cells = on_gpu.LOST.of(rows), on_gpu.cells_of(rows)
     trained = next(iter(latest_stages(rows).values()), None)
     return {
         **said.numbers_of((*on_gpu.CLAIMS, on_gpu.LOST), {0: rows}),
-        "paper_tokens": said.published(emits.claim),
+        "paper_tokens": said.published(on_gpu.CLAIMS[0]),
         "real_base": plus_minus(cells[on_gpu.BASE]["ifeval"].accuracy, 1, factor=100) if on_gpu.BASE in cells else "",
         "real_asked": f"{lost.estimate.n if lost.estimate else 0}",
         "seconds": f"{trained.seconds if trained else 0:.0f}",
@@ -166,7 +163,7 @@ def _real_lines(rows: Sequence[Row]) -> Iterator[list[str]]:
 
 def _toy(findings: _Findings) -> Iterator[list[str]]:
     for words, key, shown in _TOY:
-        if (finding := findings.get(key)) and finding.estimate is not None:
+        if (finding := findings[key]).estimate is not None:
             numbers = "; ".join(_shown(findings, key, beside) for beside in shown)
             paper = _values(_papers()) if key == _CACHE else said.published(finding.claim) if shown[0] == "" else ""
             of = said.counted(finding)
@@ -183,7 +180,7 @@ def draw(judged: Sequence[Judged], collections: Sequence[Collection], folder: Pa
     panels: dict[str, dict[str, dict[str, Estimate]]] = {
         unit: {small: {}, "measured": {}, large: {}} for unit in (POINTS, TOKENS, TIMES)
     }
-    for entry in [by_key[key] for key in _SHOWN if key in by_key]:
+    for entry in [by_key[key] for key in _SHOWN]:
         known = [(scale, result, result.estimate) for scale, result in entry.findings.items() if result.estimate]
         for scale, result, estimate in known[:1]:
             series, words = panels[entry.claim.unit], f"{entry.claim.text} ({said.verdict(result, scale)})"
