@@ -20,11 +20,9 @@ def merged(files: Sequence[Path]) -> list[Row]:
     for file in files:
         if file.is_dir() and not any(file.glob("*.jsonl")):
             raise UserError("no rows are here", where=str(file), fix="give a file or a store of rows: results/mini")
-    rows: dict[str, Row] = {}
-    for row in (row for file in files for row in read_rows(file)):
-        if row.key not in rows or row.status == "done" or rows[row.key].status != "done":
-            rows[row.key] = row
-    return list(rows.values())
+    rows = [row for file in files for row in read_rows(file)]
+    finished = {row.key: row for row in rows if row.status == "done"}
+    return list(({row.key: row for row in rows} | finished).values())
 
 
 def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
