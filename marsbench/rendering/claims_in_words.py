@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 from marsbench.findings.cells import PUBLISHED_SCALES
-from marsbench.findings.claims import POINTS, Claim, Finding, Section, finding
+from marsbench.findings.claims import Claim, Finding, Section, finding
 from marsbench.findings.seeds import BySeed
 from marsbench.presets import preset
 from marsbench.rendering.markdown import paragraphs, table
@@ -24,14 +24,11 @@ def heading(section: Section) -> str:
 def tested(claim: Claim) -> str:
     """What is measured, and its bound."""
     bound, what = claim.bound, claim.compared
-    if bound.low == bound.high:
-        return f"{what} = {bound.low:g}"
     if bound.high == inf:
         return f"{what} > {bound.low:g}"
     if bound.low == -inf:
         return f"{what} < {bound.high:g}"
-    inside = f"{bound.low:g} < {what} < {bound.high:g}"
-    return inside if claim.unit == POINTS else f"{what}, from {bound.low:g} to {bound.high:g}"
+    return f"{bound.low:g} < {what} < {bound.high:g}"
 
 
 def published(claim: Claim) -> str:
