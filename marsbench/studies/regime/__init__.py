@@ -3,9 +3,10 @@
 The map has MARS from a base trained long or short, fine-tuned gently or hard; the tables have one of its corners.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from marsbench.findings.between_lines import emits, emits_more, more_accurate
 from marsbench.findings.cells import BENCHMARKS, PUBLISHED_SCALES, done_cells, latest_cells, published_average
@@ -13,7 +14,7 @@ from marsbench.findings.claims import Claim, Finding, Measured
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line
 from marsbench.rendering.claims_in_words import tested
-from marsbench.rendering.figures import Labelled, Seeds, labelled_figure, line_on, shared_benchmarks
+from marsbench.rendering.figures import Labelled, Seeds, labelled_figure, shared_benchmarks
 from marsbench.rendering.markdown import table
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
@@ -172,23 +173,18 @@ MAP_PLAN = TablePlan(
 
 def _draw(seeds: Seeds, plan: TablePlan, path_stem: Path) -> list[Path]:
     """By corner: what MARS loses at one token, what its ablation loses, and tokens per forward pass by block size."""
-    benchmarks = shared_benchmarks(seeds, plan)
 
-    def gained_over(other: str) -> dict[str, Estimate]:
-        claims = {words: more_accurate(MAP_PLAN, _ONE + ending, other + ending) for ending, words in CORNERS.items()}
-        return {words: gain for words, claim in claims.items() if (gain := claim.over(seeds).estimate) is not None}
-
-    speeds = {
-        f"B = {size}": {
-            words: line[0]
-            for ending, words in CORNERS.items()
-            if (line := line_on(seeds, MAP_PLAN, mars_name("mars", size, _SURE) + ending, benchmarks))
+    def by_corner(kind: Callable[..., Claim], *lines: str, **more: Any) -> dict[str, Estimate]:
+        claims = {
+            words: kind(MAP_PLAN, *[line + ending for line in lines], **more) for ending, words in CORNERS.items()
         }
-        for size in BLOCK_SIZES
-    }
+        return {words: found for words, claim in claims.items() if (found := claim.over(seeds).estimate) is not None}
+
+    alike: dict[str, Any] = {"bound": Bound(), "only": shared_benchmarks(seeds, plan)}
+    speeds = {f"B = {size}": by_corner(emits, mars_name("mars", size, _SURE), **alike) for size in BLOCK_SIZES}
     panels = (
-        Labelled("MARS minus AR SFT, points", {"": gained_over(AR_SFT.name)}, level=0.0),
-        Labelled("MARS minus w/o SFT loss, points", {"": gained_over(_ABLATION)}, level=0.0),
+        Labelled("MARS minus AR SFT, points", {"": by_corner(more_accurate, _ONE, AR_SFT.name)}, level=0.0),
+        Labelled("MARS minus w/o SFT loss, points", {"": by_corner(more_accurate, _ONE, _ABLATION)}, level=0.0),
         Labelled("tokens per forward pass at tau = .95", speeds),
     )
     return labelled_figure(panels, path_stem)
