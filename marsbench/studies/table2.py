@@ -1,8 +1,6 @@
-"""Table 2: the accuracy of every training recipe when one token is generated per forward pass.
+"""Table 2: the accuracy of every training recipe when one token is generated per forward pass, beside lines of our own.
 
-Among the paper's lines, and below them, stand our own: block diffusion that predicts as AR does, mask decoding without
-MARS training, at a threshold and always, MARS with a threshold, and MARS aligned as the paper's equations are printed,
-where its released code does otherwise. The page also says what training costs, as the paper's Appendix A does.
+The page also says what training costs, as the paper's Appendix A does.
 """
 
 from collections.abc import Mapping, Sequence
