@@ -188,9 +188,7 @@ TABLE9 = TablePage(
 
 # ---- every rival in the ways that we tried: other pages use the way that is best by the rival's own measure ----
 
-_DIFFUSION, _SHIFTED, _NO_SFT = (
-    table2.PLAN.line(name) for name in ("block_diffusion", "block_diffusion_shifted", "mars_no_sft")
-)
+_DIFFUSION, _SHIFTED, _NO_SFT = map(table2.PLAN.line, ("block_diffusion", "block_diffusion_shifted", "mars_no_sft"))
 # The race: one request at a time, every contender compiled, four settings of each.
 LIBRARY, _WORDS = "hf-generate", {"block_size": "window", "draft_length": "drafts", "tree_width": "tree of width"}
 _RACED: dict[str, tuple[str, str, dict[str, Any], str, tuple[int, ...]]] = {  # stage, method, options, what varies

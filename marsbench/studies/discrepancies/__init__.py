@@ -32,11 +32,7 @@ PLAN = TablePlan(
     (
         Line("base", "Base", "base", "ar", {}),
         AR_SFT,
-        *[
-            mars(stage, 4, threshold)
-            for stage in dict.fromkeys((*MARS_VARIANTS, *ABLATIONS))
-            for threshold in (None, 0.95)
-        ],
+        *[mars(stage, 4, tau) for stage in (*MARS_VARIANTS, *ABLATIONS) for tau in (None, 0.95)],
         mars("mars", 4, 1.0),
     ),
     own="Discrepancies",
