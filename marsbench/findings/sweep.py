@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from operator import attrgetter
 
 import numpy as np
@@ -34,12 +35,9 @@ class SweepCells:
 
         In the order of the rows, of each type the one of most prompts first.
         """
-        races: dict[tuple[str, int], SweepCells] = {}
-        for dtype in dict.fromkeys(row.dtype for row in rows if isinstance(row, SweepRow)):
-            alike = [row for row in cls.of(rows).rows if row.dtype == dtype]
-            for prompts in sorted({row.prompts for row in alike}, reverse=True):
-                races[dtype, prompts] = cls([row for row in alike if row.prompts == prompts])
-        return races
+        dtypes = list(dict.fromkeys(row.dtype for row in rows if isinstance(row, SweepRow)))
+        known = sorted(cls.of(rows).rows, key=lambda row: (dtypes.index(row.dtype), -row.prompts))
+        return {race: cls(list(some)) for race, some in groupby(known, key=attrgetter("dtype", "prompts"))}
 
     @cached_property
     def done(self) -> dict[tuple[str, int], SweepRow]:
