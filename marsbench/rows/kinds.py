@@ -238,8 +238,7 @@ class ServingRow(Row):
     kind: ClassVar[str] = "serving"
     stage: str
     policy: str  # name of the policy: how requests ask to be decoded, and whether the server adapts
-    # together = a fixed number in flight, engine = the same without a server, steady = Poisson, step = Poisson, up and
-    # down
+    # together = a fixed number in flight, engine = that without a server, steady = Poisson, step = Poisson, up and down
     shape: str
     load: float  # requests in flight; of Poisson ones, per second over what `ar` carries, of a step in its middle third
     repeat: int
