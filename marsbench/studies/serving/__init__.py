@@ -170,8 +170,6 @@ def _few(cells: LoadCells) -> str:
 
 
 def _carried(cells: LoadCells) -> str:
-    if not cells.full:
-        return ""
     lines = []
     for policy, rows in cells.by_policy("together", cells.full):
         over, tokens = cells.ratio(policy, AR, cells.full), per_forward(rows)
