@@ -40,10 +40,11 @@ class PageTask(RunTask):
         from marsbench.racing.sweep import Sweep
 
         study = study_of(self.study)
+        grids = [grid for grid in study.races(run.scale) if run.computes_in(grid.dtype)] if study.races else []
         if study.grid is not None and self.batch_size is not None:
-            grid = study.grid(run.scale, self.quick).part(*run.shard).at(self.batch_size)
-            return Made(page=tuple(Sweep(run, grid).rows()))
-        return Made(page=tuple(study.measure(run)) if study.measure else ())
+            grids = [study.grid(run.scale, self.quick).part(*run.shard).at(self.batch_size)]
+        raced = [row for grid in grids for row in Sweep(run, grid).rows()]
+        return Made(page=(*raced, *(study.measure(run) if study.measure else ())))
 
 
 def tasks_of(
@@ -65,9 +66,10 @@ def _tasks_of_page(study: Study, scale: Preset, known: Known, before: Sequence[R
     first = after([*study.trains(scale, quick), *_cells(study, known)], before)
     common: dict[str, Any] = {"after": first, "study": study.key}
     if study.grid is None:
-        title = f"{'timing' if study.timed else 'measuring'} {study.name}"
-        task = PageTask(name=study.key, title=title, seconds=5.0, alone=study.timed, **common)
-        return [task] if study.measure and (scale.world or not study.in_world) else []
+        timed = study.timed or study.races is not None
+        title = f"{'timing' if timed else 'measuring'} {study.name}"
+        task = PageTask(name=study.key, title=title, seconds=5.0, alone=timed, **common)
+        return [task] if (study.measure or study.races) and (scale.world or not study.in_world) else []
     grid = study.grid(scale, quick)
     return [
         PageTask(

@@ -4,15 +4,15 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marsbench.findings.between_lines import as_accurate, emits, emits_more
 from marsbench.findings.cells import done_cells, latest_cells
 from marsbench.findings.claims import Claim, Section
-from marsbench.findings.collection import RACED
 from marsbench.findings.in_words import with_interval
 from marsbench.findings.sweep import ALLOWED_LOSS, SweepCells, over_prompts, races_in_words
 from marsbench.line import Line
+from marsbench.presets import Preset
 from marsbench.racing.grid import COMPILED_AR, Grid
 from marsbench.rendering.figures import SPEED_AXIS, Labelled, Seeds, labelled_figure, line_on, shared_benchmarks
 from marsbench.rendering.markdown import paragraphs, table
@@ -23,9 +23,6 @@ from marsbench.statistics.intervals import Answers
 from marsbench.studies import table2
 from marsbench.studies.lines import AR_SFT, THRESHOLDS, headed, mars, mars_name, verified
 from marsbench.studies.study import TablePage
-
-if TYPE_CHECKING:
-    from marsbench.running.run import Run
 
 # ---- a line that is calculated: MARS whose tau was chosen on other questions ----
 #
@@ -203,25 +200,23 @@ _RACED: dict[str, tuple[str, str, dict[str, Any], str, tuple[int, ...]]] = {  # 
 }  # fmt: skip
 
 
-def race_of(run: "Run", page: str, ar: Line, tried: Sequence[Line], batch_sizes: tuple[int, ...]) -> list[Row]:
-    """Race compiled lines beside `ar` and transformers' `generate`; at a scale for tests, few prompts, eager."""
-    from marsbench.racing.sweep import Sweep
-
+def race_of(scale: Preset, page: str, ar: Line, tried: Sequence[Line], batch_sizes: tuple[int, ...]) -> list[Grid]:
+    """Compiled lines beside `ar` and transformers' `generate`; at a scale for tests, few prompts, eager."""
     lines: tuple[Line, ...] = ar, ar.compiled_form(), *[line.compiled_form() for line in tried]
     prompts, repeats = 102, 3
-    if run.scale.in_seconds:
+    if scale.in_seconds:
         lines, prompts, repeats = (ar, *tried), 12, 2
     library = Line.raced(LIBRARY, ar.stage, LIBRARY)
-    return Sweep(run, Grid((*lines, library), batch_sizes, prompts, repeats, positions=0, page=page)).rows()
+    return [Grid((*lines, library), batch_sizes, prompts, repeats, positions=0, page=page)]
 
 
-def _race(run: "Run") -> list[Row]:
+def _race(scale: Preset) -> list[Grid]:
     tried = [
         Line.raced(f"{words}, {name} = {value}", stage, method, **options, **{name: value})
         for words, (stage, method, options, name, values) in _RACED.items()
         for value in values
     ]
-    return race_of(run, "rivals", Line.raced("ar", "ar_sft", "ar"), tried, (1,))
+    return race_of(scale, "rivals", Line.raced("ar", "ar_sft", "ar"), tried, (1,))
 
 
 def _chosen(race: SweepCells) -> dict[str, tuple[SweepRow, SweepRow]]:
@@ -297,8 +292,6 @@ TRIED = TablePage(
         own="Rivals",
         seeds=(5,),  # no other page has it, so no verdict depends on the choice
     ),
-    measure=_race,
-    kinds=RACED,
-    timed=True,
+    races=_race,
     more=(_raced,),
 )

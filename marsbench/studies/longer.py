@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from marsbench.findings.between_lines import as_accurate, emits, more_accurate
 from marsbench.findings.claims import TIMES, Claim
-from marsbench.findings.collection import RACED
 from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, races_in_words, speed_up
 from marsbench.line import Line
-from marsbench.racing.grid import COMPILED_AR
+from marsbench.presets import Preset
+from marsbench.racing.grid import COMPILED_AR, Grid
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
@@ -17,9 +16,6 @@ from marsbench.statistics.decisions import Bound
 from marsbench.studies.gains import LIBRARY, race_of
 from marsbench.studies.lines import AR_SFT, mars, mars_name, short, verified
 from marsbench.studies.study import TablePage
-
-if TYPE_CHECKING:
-    from marsbench.running.run import Run
 
 _ENDING, _TAUS, _BATCHES = "_4x_data", (0.99, 0.95, 0.9, 0.8), (1, 4, 16)
 _LINES = AR_SFT, *[mars("mars", 4, tau) for tau in (None, *_TAUS)]
@@ -37,9 +33,9 @@ _RACED = {
 }
 
 
-def _race(run: "Run") -> list[Row]:
+def _race(scale: Preset) -> list[Grid]:
     tried = [Line.raced(name, _STAGE, method, **options) for name, (method, options) in _RACED.items()]
-    return race_of(run, PLAN.key, Line.raced("ar", _STAGE, "ar"), tried, _BATCHES)
+    return race_of(scale, PLAN.key, Line.raced("ar", _STAGE, "ar"), tried, _BATCHES)
 
 
 def _raced(rows: Sequence[Row]) -> str:
@@ -88,8 +84,6 @@ STUDY = TablePage(
             ours=True, beside=tuple(_BESIDE.items()),
         ),
     ),
-    measure=_race,
-    kinds=RACED,
-    timed=True,
+    races=_race,
     more=(_raced,),
 )  # fmt: skip

@@ -55,13 +55,14 @@ class Study(Item):
     slots: Slots = lambda rows, scale, seeds: {}  # of the layout, beside those that any may have
     numbers: tuple[Claim, ...] = ()  # that its prose has, beside those of its claims
     figures: Callable[[Seeds, Path], list[Path]] = lambda seeds, folder: []  # writes them below a folder
-    measure: "Callable[[Run], list[Row]] | None" = None  # makes its rows other than answers and those of its grid
+    measure: "Callable[[Run], list[Row]] | None" = None  # makes its rows other than answers and those of races
     kinds: tuple[type[Row], ...] = ()  # what those rows are
     also: tuple[TablePlan, ...] = ()  # further lines that answer benchmarks
     grid: "Callable[[Preset, bool], Grid] | None" = None  # its race at a scale, full or quick
+    races: "Callable[[Preset], Iterable[Grid]] | None" = None  # races at a scale that are one piece of work together
     stages: tuple[TrainedStage, ...] = ()  # what it trains beside its plan and its grid
     in_world: bool = False  # whether its `measure` is for the world's models alone
-    timed: bool = False  # whether its `measure` needs the machine alone, for its clock
+    timed: bool = False  # whether its `measure` needs the machine alone, for its clock, as races do
     scored: bool = True  # whether the lines of its plan answer benchmarks
     trained_before: bool = False  # measures existing checkpoints alone: to train all takes hours
     holds: tuple[Item, ...] = ()  # further items on its page
@@ -83,7 +84,7 @@ class Study(Item):
     @property
     def is_made(self) -> bool:
         """Whether a command makes its rows; those of `mars_on_gpu` were made by hand."""
-        return self.plan is not None or self.grid is not None or self.measure is not None
+        return any(made is not None for made in (self.plan, self.grid, self.races, self.measure))
 
     @property
     def page(self) -> str:
@@ -120,8 +121,8 @@ class Study(Item):
 
     @property
     def query(self) -> Query:
-        seeds = self.plan.seeds if self.plan else ()
-        return Query(self.key, self.plans, self.shows, (*self.kinds, *(RACED if self.grid else ())), seeds)
+        seeds, raced = self.plan.seeds if self.plan else (), RACED if self.grid or self.races else ()
+        return Query(self.key, self.plans, self.shows, (*self.kinds, *raced), seeds)
 
     def shows(self, scale: Preset, quick: bool = False) -> list[TrainedStage]:
         """The checkpoints of its lines, each once; `quick` is for what races a grid."""

@@ -1,17 +1,17 @@
 """The page of discrepancies: where the paper and its released code differ, and what each difference changes here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marsbench.findings.between_lines import emits_more, more_accurate
 from marsbench.findings.cells import latest_cells
 from marsbench.findings.claims import TIMES, Claim, Finding
-from marsbench.findings.collection import RACED
 from marsbench.findings.in_words import p_value
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, speed_up
 from marsbench.line import Line
+from marsbench.presets import Preset
 from marsbench.racing.grid import Grid
 from marsbench.rendering.claims_in_words import counted
 from marsbench.rendering.markdown import table
@@ -22,9 +22,6 @@ from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate
 from marsbench.studies.lines import ABLATIONS, AR_SFT, MARS_VARIANTS, mars, mars_name
 from marsbench.studies.study import Study
-
-if TYPE_CHECKING:
-    from marsbench.running.run import Run
 
 PLAN = TablePlan(
     "discrepancies",
@@ -41,26 +38,22 @@ WINDOW, BLOCKS, NO_CACHE = "mars", "mars-block-cache", "mars-no-cache"
 ALL_MASKS = f"{NO_CACHE}, all masks"
 
 
-def _races(run: "Run") -> list[Row]:
+def _races(scale: Preset) -> Iterator[Grid]:
     """Two races against AR, of five laps over 48 prompts; smaller at a scale with few questions.
 
     MARS as load grows, with its sliding window and with block-level caches whose blocks are windows too; and without a
     cache, with B - 1 masks in every forward and with as many as tokens may be generated.
     """
-    from marsbench.racing.sweep import Sweep
 
     def entry(method: str, name: str = "", **options: Any) -> Line:
         return Line.raced(name or method, "mars", method, **{"block_size": 4, **options, "threshold": 0.95})
 
     caches = [entry(BLOCKS, f"{BLOCKS}, B_cache = {size}", cache_block=size) for size in (4, 16, 64)]
-    masks = [entry(NO_CACHE), entry(NO_CACHE, ALL_MASKS, appended_masks=run.scale.max_new_tokens)]
-    prompts, repeats, most = (12, 3, 15) if run.scale.in_seconds else (48, 5, 48)
-    rows = []
+    masks = [entry(NO_CACHE), entry(NO_CACHE, ALL_MASKS, appended_masks=scale.max_new_tokens)]
+    prompts, repeats, most = (12, 3, 15) if scale.in_seconds else (48, 5, 48)
     for entries, sizes in (([entry(WINDOW), *caches], (1, 4, 16, 48)), (masks, (1, 16))):
         lines, batches = (Line.raced("ar", "mars", "ar"), *entries), tuple(size for size in sizes if size <= most)
-        grid = Grid(lines, batches, prompts, repeats, positions=0, page="discrepancies")
-        rows += Sweep(run, grid).rows()
-    return rows
+        yield Grid(lines, batches, prompts, repeats, positions=0, page="discrepancies")
 
 
 DIFFERS, SAME, NOT_RUN = "differs", "no difference seen", "not run"
@@ -174,9 +167,7 @@ STUDY = Study(
     asks="does it matter where paper and code differ?",
     order=1,
     plan=PLAN,
-    measure=_races,
-    kinds=RACED,
-    timed=True,
+    races=_races,
     layout="discrepancies/page.md",
     slots=slots,
 )

@@ -5,12 +5,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marsbench.fetching.models import described, is_known
 from marsbench.findings.between_lines import emits_more
 from marsbench.findings.cells import Cells, columns, done_cells, latest_cells, latest_stages, same_answers
-from marsbench.findings.collection import RACED
 from marsbench.findings.in_words import with_interval
 from marsbench.findings.seeds import BySeed
 from marsbench.findings.sweep import A_A, SweepCells, over_prompts, races_in_words, speed_of, speed_up
@@ -26,9 +25,6 @@ from marsbench.statistics.intervals import Estimate, ratio_of_totals
 from marsbench.studies.lines import short
 from marsbench.studies.mars_on_gpu import emitted
 from marsbench.studies.study import Study
-
-if TYPE_CHECKING:
-    from marsbench.running.run import Run
 
 # ---- the lines, and the claims about them ----
 
@@ -149,13 +145,9 @@ def grid_at(scale: Preset, dtype: str, *, beside: bool = False) -> Grid:
 GRID_NAMES = ("ar", *[line.label for line in _RACED])
 
 
-def _measured(run: "Run") -> list[Row]:
-    """A race in fp32, where lossless lines are exact, and in bf16 if the machine computes in it."""
-    from marsbench.racing.sweep import Sweep
-
-    dtypes = [dtype for dtype in ("float32", "bfloat16") if run.computes_in(dtype)]
-    grids = [grid_at(run.scale, dtype, beside=beside) for beside in (False, True) for dtype in dtypes]
-    return [row for grid in grids for row in Sweep(run, grid).rows()]
+def _grids(scale: Preset) -> list[Grid]:
+    """A race in fp32, where lossless lines are exact, and in bf16; each beside other engines, too."""
+    return [grid_at(scale, dtype, beside=beside) for beside in (False, True) for dtype in ("float32", "bfloat16")]
 
 
 # ---- the page ----
@@ -318,10 +310,8 @@ STUDY = Study(
     order=7,
     in_paper=False,
     plan=PLAN,
-    measure=_measured,
-    kinds=RACED,
+    races=_grids,
     also=(IN_BF16,),
-    timed=True,
     layout="real_model/page.md",
     slots=slots,
     figures=draw,
