@@ -37,11 +37,12 @@ settings.register_profile("repeated", derandomize=True)
 settings.load_profile("repeated")
 
 
-# Modules that would end last. Beside the first, which reproduces a table for others too, stand two that need nothing.
+# Modules that would end last. Beside the first, which trains and reproduces a table for others too, stand three that
+# need nothing of that.
 LONGEST = (
-    "test_reproduce", "test_decoding", "test_serving", "test_cluster", "test_whole_paper", "test_sweep",
-    "test_own_pages", "test_scales", "test_work", "test_training", "test_sandbox", "test_adapt", "test_native",
-    "test_gated",
+    "test_reproduce", "test_decoding", "test_native", "test_cluster", "test_serving", "test_whole_paper", "test_sweep",
+    "test_own_pages", "test_scales", "test_work", "test_training", "test_adapt", "test_reference", "test_static",
+    "test_sandbox", "test_gated",
 )  # fmt: skip
 
 

@@ -29,9 +29,12 @@ class MarsLookup(MarsVerified):
 
     name = "mars-lookup"
 
-    groups: int | None = field(default=1, init=False)  # masks stand behind all drafts of a row, or nowhere
+    groups: int | None = field(default=None, init=False)  # as many as there may be, where masks stand at all
     draft_length: int = 4
     ngram: int = 3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "groups", self.window)
 
     def most(self) -> Most:
         drafts, groups = self.window - 1 + self.draft_length, self.window if self.layout == "groups" else 1
