@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -32,6 +33,7 @@ from marsbench.line import Line
 from marsbench.methods import METHODS, Options, build_method
 from marsbench.methods.carried import carried_over
 from marsbench.presets import preset, scales
+from marsbench.racing import race as race_module
 from marsbench.racing.grid import carried_of, draws_of, read_grid, shipped_grid
 from marsbench.racing.position_law import PositionLaw, Work, predicted_seconds
 from marsbench.racing.race import Race, RoundLog, Stopwatch
@@ -226,8 +228,13 @@ def test_who_fails_or_takes_too_long_drops_out(golden_models: dict[str, Any]) ->
     assert len(outcomes["ar"].seconds) == 2 and len(outcomes["ar"].generations) == 4
 
 
-def test_a_race_goes_on_from_its_log(golden_models: dict[str, Any], tmp_path: Path) -> None:
-    """Guards against rounds that are raced again, and against a cut last line."""
+def test_a_race_goes_on_from_its_log(
+    golden_models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against rounds that are raced again, a cut last line, and a peak of memory that is another lap's."""
+    peaks = iter([5, 7])
+    gpu = Mock(is_available=lambda: True, max_memory_allocated=lambda: next(peaks))
+    monkeypatch.setattr(race_module, "torch", Mock(cuda=gpu))
     file = tmp_path / "race.jsonl"
     race = a_race(golden_models["ar"], [[1, 2, 3], [4, 5], [6, 7, 8]])
     whole = race.run(RoundLog(file))
@@ -235,7 +242,8 @@ def test_a_race_goes_on_from_its_log(golden_models: dict[str, Any], tmp_path: Pa
     file.write_bytes(b"".join(lines[:4]) + lines[4][:-9])
     again = race.run(RoundLog(file))
     assert again["ar"].generations == whole["ar"].generations
-    assert again["ar"].meter == whole["ar"].meter
+    assert again["ar"].meter == whole["ar"].meter and whole["ar"].meter.peak_bytes == 7
+    assert gpu.reset_peak_memory_stats.call_count == 2
     assert file.read_bytes().splitlines(keepends=True)[:4] == lines[:4]
 
 

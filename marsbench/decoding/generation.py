@@ -95,6 +95,7 @@ class Meter:
     prompt_forwards: int = 0
     prompt_positions: int = 0
     cache_bytes: int = 0  # the most that KV caches held at any time, a draft model's included
+    peak_bytes: int = 0  # the most that all tensors held on a GPU, as a race reads it; 0 = not known
 
     def count(self, positions: int, cache_bytes: int, *, prompt: bool) -> None:
         if prompt:

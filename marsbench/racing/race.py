@@ -142,11 +142,15 @@ class Race:
     def _turn(self, name: str, lap: int, batch: int, log: RoundLog) -> Outcome:
         watch = Stopwatch() if lap == WATCHED else None
         try:
+            if watch is not None and torch.cuda.is_available():
+                torch.cuda.reset_peak_memory_stats()
             synchronize()
             started = time.perf_counter()
             generations = self._decode(self.contenders[name], self.batches[batch], watch)
             synchronize()
             seconds = time.perf_counter() - started
+            if watch is not None and torch.cuda.is_available():
+                watch.peak_bytes = torch.cuda.max_memory_allocated()
         except Exception as error:  # whatever it is, the others race on
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # what a failed turn may still hold
@@ -179,7 +183,7 @@ class Race:
             generations=[generation for turn in watched for generation in turn.generations],
             first_token=[seconds for turn in watched for seconds in turn.first_token],
             last_token=[seconds for turn in watched for seconds in turn.last_token],
-            meter=Meter(**{name: max(of) if name == "cache_bytes" else sum(of) for name, of in counted.items()}),
+            meter=Meter(**{name: max(of) if name.endswith("_bytes") else sum(of) for name, of in counted.items()}),
         )
 
 

@@ -137,6 +137,7 @@ class SweepRow(Row):
     prompt_forwards: int = 0  # passes over prompts, a batch counted once
     prompt_positions: int = 0  # tokens of the prompts, as they were forwarded
     cache_bytes: int = 0  # the most that KV caches held, a draft model's included
+    peak_bytes: int | None = None  # the most that all tensors held on a GPU, other contenders included; or not known
     same_as: Mapping[str, int] = field(default_factory=dict)  # baseline -> prompts with its very tokens
     samples: str = ""  # SHA-256 of the log of what was generated
     dtype: str = ""
