@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # what is only drawn again needs no model
 
 # Two light shades that differ in brightness too, so that neither color vision nor a gray printer matters.
 SHADES = ("#dbe9f6", "#f0a830")
-_KINDS = (".svg", ".png", ".pdf")  # of images
 _COLUMNS, _CELL = 88, (0.07525, 0.16)  # of a picture; a character in inches, at 9 points
 
 
@@ -76,8 +75,11 @@ def shaded(generation: Shown, *, color: bool = True) -> Text:
 
 def check_image(file: Path) -> None:
     """Refuse an image of another kind, or that cannot be written, before anything is decoded for it."""
-    if file.suffix.lower() not in _KINDS:
-        fix = f"choose {', '.join(_KINDS)}"
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if file.suffix.lower()[1:] not in kinds:
+        fix = f"choose {', '.join(kinds)}"
         raise UserError(f"no image can be drawn with the ending {file.suffix!r}", where=str(file), fix=fix)
     check_can_be_written(file, "--image")
 

@@ -334,7 +334,7 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "eval: no prompt tokens": ([*EVAL, "--prefill-positions", "0"], "--prefill-positions"),
     "show: no question": (["show", "", *HERE], "empty"),
     "show: no tokens": (["show", "--window", "8", "--max-new-tokens", "0", *HERE], "--max-new"),
-    "show: an image of no kind": (["show", "--image", "answer.tiff", *HERE], ".svg"),
+    "show: an image of no kind": (["show", "--image", "answer.doc", *HERE], "svg"),
     "show: an image that is a folder": (["show", "--image", "data.svg/", "--method", "magic", *HERE], "magic"),
     "decode: no such prompts": ([*DECODE[:2], "nowhere.jsonl", "--model", "mars", "--out", "o.jsonl"], "nowhere.jsonl"),
     "decode: no mask token": ([*DECODE, "--model", "maskless", "--out", "o.jsonl"], "--mask-id"),

