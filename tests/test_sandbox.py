@@ -416,18 +416,9 @@ def test_outputs_and_times_are_recorded() -> None:
 
 def test_limit_of_one_input_ends_a_program() -> None:
     """Guards against a program that outlasts its first input's limit, by catching it and by changing the handler."""
-    code = """
-        import signal
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)
-        def f():
-            while True:
-                try:
-                    while True:
-                        pass
-                except BaseException:
-                    pass
-    """
-    program = Program(textwrap.dedent(code), "f", [[]] * 20, [None] * 20, limits_s=[0.5] * 20)
+    swallows = textwrap.dedent(TIME_WASTERS["endless loop that swallows exceptions"])
+    code = "import signal\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\ndef f():" + textwrap.indent(swallows, "    ")
+    program = Program(code, "f", [[]] * 20, [None] * 20, limits_s=[0.5] * 20)
     start = time.monotonic()
     assert run_programs([program], time_limit_s=60.0) == ["timeout"]
     assert time.monotonic() - start < 8  # the limits of all inputs make 10 s

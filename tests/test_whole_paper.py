@@ -132,13 +132,8 @@ AS_PUBLISHED = {4: {4: 1.1, 32: 1.7}, 8: {4: 1.0, 32: 1.6}, 16: {4: 0.9, 32: 1.3
 THE_OTHER_WAY = {4: {4: 0.8, 32: 0.5}, 8: {4: 0.8, 32: 0.6}, 16: {4: 0.9, 32: 0.8}}
 
 
-def paper_claims() -> list[Claim]:
-    """Every claim, in the order in which pages show them."""
-    return [one.claim for one in judge_all(claims(), [])]
-
-
 def claim(words: str) -> Claim:
-    (found,) = [one for one in paper_claims() if words in one.text]
+    (found,) = [one.claim for one in judge_all(claims(), []) if words in one.claim.text]
     return found
 
 

@@ -73,17 +73,14 @@ def test_every_piece_comes_after_all_that_it_needs(scale: str) -> None:
             if scale == "micro":
                 assert {f"training-{stage.slug}" for stage in needed - {("base", None)}} <= before
         if isinstance(task, PageTask) and not task.batch_size:
-            places = {place for name in task.after for place in of_answers(tasks[name])}
+            before = [tasks[name] for name in task.after]
+            places = {one.id for each in before if isinstance(each, AnswerTask) for one in each.cells}
             asked = graph.cells_of(study_of(task.study).plans, known)
             assert places >= {one.id for one in asked if known.questions_left(one)}
     races = [task for task in tasks.values() if isinstance(task, PageTask) and task.batch_size]
     assert len(races) > 1 and all(task.alone for task in races)
     timed = {name for name, task in tasks.items() if task.alone and task not in races}
     assert timed == ({"table2", "discrepancies"} if scale == "micro" else {"discrepancies"})
-
-
-def of_answers(task: RunTask) -> set[str]:
-    return {one.id for one in task.cells} if isinstance(task, AnswerTask) else set()
 
 
 def test_what_tables_share_is_done_once_and_evenly() -> None:
