@@ -41,12 +41,12 @@ def nothing(folder: Path, made: Sequence[Any]) -> Any:
 
 
 def stay(folder: Path, made: Sequence[Any]) -> list[str]:
-    """Whoever else is on this node meanwhile."""
+    """Whoever else is on this machine meanwhile."""
     node = os.environ.get(NODE, "here")
     mine = folder / f"{node}-{os.getpid()}-{time.monotonic_ns()}"
     mine.touch()
     time.sleep(0.3)
-    beside = [file.name for file in folder.glob(f"{node}-*") if file != mine]
+    beside = [file.name for file in folder.glob("*-*-*") if file != mine]
     mine.unlink()
     return beside
 

@@ -71,16 +71,19 @@ class Cluster(Executor):
         return fit
 
     def start(self, task: Task, made: Sequence[Any]) -> bool:
-        """Hand a task over; one that is to be alone gets all of a node that no other has, False while there is none."""
-        place = ""
+        """Hand a task over; one that is to be alone gets all of a node of an idle machine, False while there is none."""
+        place, fit, taken = "", self._fit(), {host for _, host in self._running.values()}
+        shared = {node.host for node in fit if sum(other.host == node.host for other in fit) > 1}
+        if shared & taken:  # nothing else may run on that machine
+            return False
         how: dict[str, Any] = {"num_cpus": 1, "num_gpus": min(self.gpus, 1), "scheduling_strategy": "SPREAD"}
         if task.alone:
-            taken = {node for _, node in self._running.values()}
-            free = [node for node in self._fit() if node.id not in taken]
+            # Where tasks without a place run, Ray decides.
+            free = [node for node in fit if node.host not in taken | (shared if "" in taken else set())]
             if not free:
                 return False
             node = max(free)
-            place = node.id
+            place = node.host
             how = {"num_cpus": node.cpus, "num_gpus": node.gpus, "scheduling_strategy": node.only()}
         carry = (_PERFORM_ONCE if how["num_gpus"] else _PERFORM).options(name=task.name, max_retries=0, **how)
         self._running[carry.remote(task, made, self.logs, self._cwd)] = task, place
