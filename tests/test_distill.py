@@ -203,7 +203,7 @@ def test_an_answer_ends_where_the_trainer_will_end_it(model: Path, prompts: Path
 
 
 # ---- the prompts -----------------------------------------------------------------------------------------------------
-def test_prompts_come_in_many_forms(tmp_path: Path) -> None:
+def test_prompts_come_in_many_forms(model: Path, tmp_path: Path) -> None:
     """Guards against others' answers in a prompt, a column passed over, a template's traceback, and prompts unread."""
     system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "One?"}
     theirs, again = {"role": "assistant", "content": "Theirs."}, {"role": "user", "content": "Two?"}
@@ -212,6 +212,8 @@ def test_prompts_come_in_many_forms(tmp_path: Path) -> None:
         {"messages": [user, theirs, again, {"role": "assistant", "content": "4", "name": "x"}]}, {"prompt": [user]},
     )  # fmt: skip
     assert read_prompts(file) == [[user], [user], [system, user], [user, theirs, again], [user]]
+    done = distill(model, file, tmp_path / "out.jsonl", "--keep-cut")
+    assert "earlier answers stand in 1 of the conversations" in done.stdout
     file = save(tmp_path / "gsm8k.jsonl", {"question": "One?", "answer": "1"})
     assert read_prompts(file, "question") == [[user]]
     tokenizer = build_tokenizer(512, texts=500)
@@ -334,7 +336,8 @@ def test_other_answers_are_not_mixed_in(other: Any, whole: Path, model: Path, pr
     before = whole.read_bytes(), log_of(whole).read_bytes()
     options = other if isinstance(other, tuple) else ()
     asked = other(model, prompts, tmp_path) if callable(other) else model
-    assert "the file exists" in distill(asked, prompts, whole, *SAMPLED, *options, code=2).stderr
+    refused = distill(asked, prompts, whole, *SAMPLED, *options, code=2).stderr
+    assert "the file exists, with other settings (one of: weights, chat template, prompts, max_new" in refused
     assert (whole.read_bytes(), log_of(whole).read_bytes()) == before
 
 

@@ -178,6 +178,8 @@ class Distiller:
                 raise UserError(f"nothing to write: {words}", where=str(source), fix="give other prompts or options")
             chats = ([*asked[response.prompt], {"role": "assistant", "content": response.text}] for response in written)
             write_atomically(out, "".join(json.dumps({"messages": turns}) + "\n" for turns in chats).encode())
+        if earlier := sum(any(map(_is_answer, asked[response.prompt])) for response in written):
+            words += f"; earlier answers stand in {earlier:,} of the conversations, and are learned as they are"
         return len(written), words
 
     def _log(self, prompts: Sequence[Prompt], out: Path) -> Log[Response]:
@@ -189,7 +191,8 @@ class Distiller:
         }  # fmt: skip
         file = out.with_name(f"{out.name}.{content_hash(settings)}.answers")
         if out.exists() and not file.exists():
-            raise UserError("the file exists, with other settings", where=str(out), fix="choose another --out")
+            what = f"the file exists, with other settings (one of: {', '.join(settings)})"
+            raise UserError(what, where=str(out), fix="choose another --out")
         return Log(file, Response, what="an answer", mend="remove the line, and its prompt is answered again")
 
     def _answer(self, requests: Mapping[Key, Request], prompts: Sequence[Prompt], log: Log[Response]) -> list[Response]:
