@@ -205,6 +205,9 @@ def test_log_probabilities_are_of_the_tokens_of_the_text(server: Running) -> Non
     assert len(kept) > 9 and all(kept)
     pairs = [*zip(said["token_logprobs"], said["top_logprobs"], strict=True)]
     assert len(pairs) == 24 and all(own <= max(best.values()) and len(best) >= 2 for own, best in pairs)
+    *_, end = [one["choices"][0] for one in server.stream(**plain)]
+    assert end["finish_reason"] == whole["finish_reason"] and end["logprobs"]["tokens"] == said["tokens"]
+    assert end["logprobs"]["token_logprobs"] == pytest.approx(said["token_logprobs"], abs=1e-4)
     cut = server.call("/v1/completions", plain | {"stop": text[6:12]}).json()["choices"][0]["logprobs"]
     assert 0 < (count := len(cut["tokens"])) < 24 and cut["tokens"] == said["tokens"][:count]
     assert cut["token_logprobs"] == pytest.approx(said["token_logprobs"][:count], abs=1e-4)
@@ -232,7 +235,6 @@ BAD: list[tuple[Any, int, str | None]] = [
     ({"prompt": "a", "stop_token_ids": [5]}, 400, "stop_token_ids"),
     ({"prompt": "a", "tool_choice": "required"}, 400, "tool_choice"),
     ({"prompt": "a", "logprobs": 21}, 400, "logprobs"),
-    ({"prompt": "a", "logprobs": 0, "stream": True}, 400, "logprobs"),
     ({"prompt": "a", "echo": False, "top_logprobs": 0, "max_tokens": 1}, 200, None),
     ({"prompt": "a", "temperature": 0, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "max_tokens": 1}, 200, None),
     ({"prompt": "a", "presence_penalty": 0.0, "logit_bias": None, "stop_token_ids": [], "max_tokens": 1}, 200, None),

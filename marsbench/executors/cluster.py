@@ -71,7 +71,7 @@ class Cluster(Executor):
         return fit
 
     def start(self, task: Task, made: Sequence[Any]) -> bool:
-        """Hand a task over; one that is to be alone gets all of a node of an idle machine, False while there is none."""
+        """Hand a task over; what is to be alone gets all of a node of an idle machine, False while there is none."""
         place, fit, taken = "", self._fit(), {host for _, host in self._running.values()}
         shared = {node.host for node in fit if sum(other.host == node.host for other in fit) > 1}
         if shared & taken:  # nothing else may run on that machine

@@ -90,8 +90,6 @@ class Answers:
         else:
             prompts = [await self._text_ids(part) if isinstance(part, str) else part for part in body.prompts]
             limit, param = body.max_tokens, "prompt"
-        if body.stream and body.best is not None:
-            raise ApiError.wrong("log-probabilities come with whole answers: leave 'stream' out", "logprobs")
         method, jobs = self._method(body), []
         for ids in prompts:
             seed = random.getrandbits(32) if body.seed is None else body.seed
@@ -182,11 +180,15 @@ class Completion:
         for choice in self._choices:
             kind: Body = {"message": {"role": "assistant", "content": choice.text}}
             kind = kind if self._is_chat else {"text": choice.text}
-            said = None if self._body.best is None else await self._answers.aside(self._logprobs, choice)
+            said = await self._logprobs(choice)
             choices.append({"index": choice.index, **kind, "logprobs": said, "finish_reason": choice.finish})
         return self._head | {"choices": choices} | self._costs()
 
-    def _logprobs(self, choice: Choice) -> Body:
+    async def _logprobs(self, choice: Choice) -> Body | None:
+        """Where they are asked for; those of a stream come with its last chunk."""
+        return None if self._body.best is None else await self._answers.aside(self._worded, choice)
+
+    def _worded(self, choice: Choice) -> Body:
         """Log-probabilities of the tokens that an answer's text is made of, as the API words them."""
         scored = choice.ending.likelihood if isinstance(choice.ending, Ending) else None
         places = [*zip(*(scored or ()), strict=True)][: choice.writer.used]
@@ -218,7 +220,8 @@ class Completion:
                 if ended:
                     if rest := choice.writer.close():
                         chunks.append(self._chunk(choice, rest))
-                    chunks.append(self._chunk(choice, "", finish=choice.finish))
+                    said = await self._logprobs(choice)
+                    chunks.append(self._chunk(choice, "", finish_reason=choice.finish, logprobs=said))
                 if chunks:
                     yield b"".join(map(event, chunks))
         last = self._head | {"choices": []} | self._costs()
@@ -236,8 +239,8 @@ class Completion:
                 told = {"marsbench": {"tokens": choice.writer.used - before}} if by_forward else {}
                 yield self._chunk(choice, text) | told
 
-    def _chunk(self, choice: Choice, text: str, *, finish: str | None = None) -> Body:
-        part: Body = {"index": choice.index, "logprobs": None, "finish_reason": finish}
+    def _chunk(self, choice: Choice, text: str, **last: Any) -> Body:
+        part: Body = {"index": choice.index, "logprobs": None, "finish_reason": None, **last}
         if not self._is_chat:
             part["text"] = text
         else:
