@@ -176,6 +176,20 @@ def test_every_method_keeps_the_contract(
         assert [g.tokens for g in together] == [g.tokens for g in ar]
 
 
+@pytest.mark.parametrize("method", ["ar", "mars", "hf-generate"])
+def test_a_stop_sequence_ends_the_output(method: str, golden: dict[str, Any], golden_models: Models) -> None:
+    """Guards against one that is not seen where it began in an earlier forward, or ends another row."""
+    model, prompts = golden_models["mars"], golden["prompts"][:6]
+    bar = 0.3 if METHODS[method].takes_threshold else None
+    whole, chosen = run(model, method, prompts, limit=24, threshold=bar), build_method(method, Options(mask_id=MASK))
+    for start in (0, 3, 8):
+        stop = whole[0].tokens[start : start + 2]
+        requests = [Request(prompt, 24, bar, stop=[[PAD], stop]) for prompt in prompts]
+        for alone, found in zip(whole, decode(model, chosen, requests, eos_id=EOS, pad_id=PAD), strict=True):
+            ends = [at for at in range(2, len(alone.tokens) + 1) if alone.tokens[at - 2 : at] == stop]
+            assert found.tokens == alone.tokens[: min(ends, default=24)] and (found.finish == "stop") == bool(ends)
+
+
 @pytest.mark.parametrize("method", [name for name, info in METHODS.items() if not info.own_loop])
 def test_half_precision_runs(method: str, golden: dict[str, Any], golden_models: Models) -> None:
     """Guards against tensors of another type mixed in: a checkpoint in bfloat16, confidences in fp32."""
@@ -398,7 +412,7 @@ REQUESTS = [
     (Request([]), "empty"), (Request([4, 99]), "vocabulary"), (Request([-1]), "vocabulary"),
     (Request([4], 0), "max_new_tokens"), (Request([4] * 100, 60), "context"),
     (Request([4], 5, temperature=-1.0), "temperature"), (Request([4], top_p=0.0), "top_p"),
-    (Request([4], top_p=1.5), "top_p"), (Request([4], min_p=-0.1), "min_p"),
+    (Request([4], top_p=1.5), "top_p"), (Request([4], min_p=-0.1), "min_p"), (Request([4], stop=[[]]), "stop sequence"),
 ]  # fmt: skip
 
 

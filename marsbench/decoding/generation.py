@@ -12,7 +12,7 @@ from marsbench.errors import integer
 Metric = Literal["probability", "entropy", "margin"]
 Layout = Literal["groups", "linear"]  # where `mars-verified` puts its masks
 Dtype = Literal["float32", "bfloat16", "float16"]  # of weights and caches, as torch calls them
-Finish = Literal["eos", "length", "cancelled"]
+Finish = Literal["eos", "stop", "length", "cancelled"]
 # Positions of prompts in one forward, at most: more are hardly faster. At 7B in half precision these take about 5 GiB
 # for a prompt of 32,768 tokens, 4 of them for who sees whom, and 1 GiB for prompts of 1,024.
 PREFILL_POSITIONS = 8192
@@ -30,6 +30,7 @@ class Request:
     top_k: int = 0  # what is sampled is one of so many of the most probable tokens; 0 or less: of all
     top_p: float = 1.0  # ... and of the fewest of these that together are so probable
     min_p: float = 0.0  # ... that are so probable at least, as a part of the most probable one
+    stop: Sequence[Sequence[int]] = ()  # token sequences that end the output, and are its last tokens
     ignore_eos: bool = False  # the output runs to its limit
     window: int = 1  # tokens that one forward settles at most, for `methods.mixed`
     verified: bool = False  # whether guesses are checked before they count, likewise
@@ -119,7 +120,17 @@ def as_list(eos_id: int | Sequence[int]) -> list[int]:
     return [eos_id] if isinstance(eos_id, int) else list(eos_id)
 
 
-def end_of(tokens: list[int], request: Request, eos_ids: Collection[int]) -> tuple[int, Finish]:
-    """How many of these tokens count, the first EOS included, and what ended them: "length" without an EOS."""
-    ends = [] if request.ignore_eos else [tokens.index(eos) + 1 for eos in eos_ids if eos in tokens]
-    return (min(ends), "eos") if ends else (len(tokens), "length")
+def end_of(
+    tokens: list[int], request: Request, eos_ids: Collection[int], before: Sequence[int] = ()
+) -> tuple[int, Finish]:
+    """How many of these tokens count, with the first EOS or stop sequence, and what ended them: "length" without one.
+
+    A stop sequence may have begun in the output `before` them.
+    """
+    heeded = () if request.ignore_eos else eos_ids
+    ends: list[tuple[int, Finish]] = [(tokens.index(eos) + 1, "eos") for eos in heeded if eos in tokens]
+    for stop in map(list, request.stop):
+        output = [*before, *tokens]
+        places = range(max(len(before) + 1, len(stop)), len(output) + 1)
+        ends += [(place - len(before), "stop") for place in places if output[place - len(stop) : place] == stop]
+    return min(ends, default=(len(tokens), "length"))

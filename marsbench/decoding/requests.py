@@ -26,6 +26,7 @@ def check_requests(requests: Sequence[Request], model: Any, *, where: str = "req
         refused = [
             (not size, "the prompt is empty", "give at least one token id"),
             (limit < 1, "max_new_tokens must be at least 1", "ask for one token or more"),
+            (not all(request.stop), "a stop sequence is empty", "leave it out"),
             (not 0 < top_p <= 1 or not 0 <= min_p <= 1, "top_p must be above 0, and neither it nor min_p above 1",
              "leave them out"),
             (not request.temperature >= 0, "temperature must be 0 or more", "give 0 for greedy decoding"),
@@ -83,8 +84,8 @@ class Seat:
         """Note what has come: those of the tokens that count, and what has ended the answer, None if nothing has."""
         finish: Finish | None = None
         fresh = new.tokens
-        if not eos_ids.isdisjoint(fresh):
-            count, ended = end_of(fresh, self.request, eos_ids)
+        if self.request.stop or not eos_ids.isdisjoint(fresh):
+            count, ended = end_of(fresh, self.request, eos_ids, self.tokens)
             fresh, finish = fresh[:count], None if ended == "length" else ended
         self.tokens += fresh
         self.drafted.append(new.drafted)
