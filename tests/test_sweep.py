@@ -91,6 +91,8 @@ def test_every_cell_has_numbers_that_agree_or_a_reason(swept: Path) -> None:
         else:
             assert row.status == "done", row.reason
             assert len(row.seconds) == grid.repeats
+            parts = {"loop", "decoder", "LM head", "proposing", "accepting"}
+            assert row.profile.keys() == (set() if METHODS[row.method].own_loop or row.compiled else parts), row.method
             assert set(row.baselines) == {"ar", "hf-generate"}
             lines = [json.loads(line) for line in Workspace(swept, "micro").samples(row.key).read_text().splitlines()]
             logged = [len(line["tokens"]) + (line["eos_id"] is not None) for line in lines]

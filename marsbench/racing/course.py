@@ -22,6 +22,7 @@ from marsbench.methods import METHODS
 from marsbench.methods.carried import carried_over
 from marsbench.provenance import products, provenance
 from marsbench.racing.grid import Grid, draws_of
+from marsbench.racing.profile import profile
 from marsbench.racing.race import Outcome, Race
 from marsbench.racing.step_time import step_times
 from marsbench.rows.kinds import TrainingRow
@@ -225,6 +226,7 @@ class Course:
         for line in self.grid.contenders:
             content = {"kind": "sweep", "entry": line.keyed, "batch_size": batch_size, **self.weights(line)}
             content |= {**self.everywhere, **({"backend": self._backend} if line.compiled else {})}
+            content |= {"profiled": True} if self.grid.profiled else {}
             keyed.append(Cell(line, batch_size, content_hash(content)))
         return keyed
 
@@ -244,6 +246,11 @@ class Course:
         laps = self.grid.repeats if laps is None else laps
         decoded = self.prompts.ids, cells[0].batch_size, self.max_new_tokens, *default_ids(self.baseline)
         return Race(contenders, *decoded, laps, self.grid.timeout_s)
+
+    def profile(self, cell: Cell) -> dict[str, float]:
+        if not self.grid.profiled or cell.line.compiled or METHODS[cell.line.method].own_loop:
+            return {}
+        return profile(self.entrant(cell.line, cell.batch_size), self.race([cell]))
 
     def responses(self, raced: Outcome) -> list[str]:
         tokenizer: Any = self.baseline.tokenizer

@@ -125,6 +125,7 @@ def _measured(course: Course, cell: Cell, raced: Outcome, outcomes: Mapping[str,
         "same_as": {name: sum(mine.tokens == other.tokens for mine, other in both) for name, both in pairs.items()},
         "samples": _log_samples(course, cell.key, generations, responses, correct),
         "checkpoint": course.target(cell.line).weights, **course.compiling(cell.line),
+        "profile": course.profile(cell),
     }  # fmt: skip
 
 

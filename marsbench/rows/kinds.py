@@ -146,6 +146,7 @@ class SweepRow(Row):
     compiled: bool = False  # its steps as graphs, or operation by operation
     graphs: int = 0  # shapes of a step that were compiled so far, at smaller batch sizes and other thresholds too
     compile_seconds: float = 0.0  # what that took, or reading it from disk
+    profile: Mapping[str, float] = field(default_factory=dict)  # part of an eager step -> seconds, in a run of its own
     grid: str = "speedup"  # the page whose grid it is a cell of
 
     @property
