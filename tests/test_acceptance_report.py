@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from test_static import EOS, PAD, given, method_of, model  # noqa: F401  # fixtures
-from tools import invoke
+from tools import decode_by_command
 
 from marsbench.compiled.fixed import Steps
 from marsbench.decoding.acceptance_report import Acceptance, cycle_in_words
@@ -18,7 +18,6 @@ from marsbench.decoding.generation import Generation, Meter, Request
 from marsbench.racing import step_time
 from marsbench.training.records import AT_PLACE, TrainingRecord
 
-GOLDEN = Path(__file__).parent / "golden"
 # Forwards that settle 1, 3, 1, 2 and 1 tokens; the prompt's and the last but one verify no draft.
 MADE = Generation([9] * 8, [1, 2, 2, 2, 3, 4, 4, 5], 5, "length", drafted=[0, 3, 3, 0, 1])
 
@@ -64,14 +63,10 @@ def test_the_method_auto_is_the_window_that_pays(
     """Guards against a table that is not heeded, drafts that are not reported, and other tokens than `ar`'s."""
     asked: list[int] = []
     monkeypatch.setattr(step_time, "windows_that_pay", lambda _, rows, __: asked.append(rows) or [window])
-    lines = [json.dumps({"prompt_ids": ids}) + "\n" for ids in golden["prompts"][:3]]
-    (tmp_path / "in.jsonl").write_text("".join(lines))
-    found = {}
+    found, more = {}, ["--max-new-tokens", "24", "--acceptance", tmp_path / "csv"]
     for method in ("ar", "auto"):
-        files = ["--prompt-ids", tmp_path / "in.jsonl", "--out", tmp_path / method, "--acceptance", tmp_path / "csv"]
-        ids = ["--eos-id", "2", "--pad-id", "0", "--mask-id", "3", "--max-new-tokens", "24"]
-        done = invoke("decode", "--model", GOLDEN / "mars", "--method", method, *files, *ids)
-        found[method] = [json.loads(line) for line in (tmp_path / method).read_text().splitlines()]
+        done = decode_by_command(tmp_path, golden["prompts"][:3], *more, method=method)
+        found[method] = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert asked == [3]
     assert [line["tokens"] for line in found["auto"]] == [line["tokens"] for line in found["ar"]]
     drafted = {int(count) for line in found["auto"] for count in line["acceptance_histogram_by_draft_length"]}

@@ -4,7 +4,6 @@ import copy
 import io
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import tools
 import torch
 from rich.console import Console
 from test_serving_engine import Log, job
-from tools import invoke
+from tools import GOLDEN, invoke
 from transformers import GenerationConfig, PreTrainedModel
 
 from marsbench.answering import default_ids, left_out_in_words
@@ -30,7 +29,6 @@ from marsbench.serving.messages import Settings
 from marsbench.serving.process import _start
 from marsbench.training.checkpoints import Loaded, load
 
-GOLDEN = Path(__file__).parent / "golden"
 EOS, PAD = 2, 0
 PROMPTS = [[5, 6, 7, 5, 6], [9, 8, 7], [4]]
 # One of each kind: what changes logits, what keeps EOS away, what ends early, what chooses another loop or cache.
@@ -52,9 +50,9 @@ def tiny(seed: int) -> PreTrainedModel:
 
 
 @pytest.fixture
-def models() -> Iterator[tuple[PreTrainedModel, PreTrainedModel]]:
+def models() -> tuple[PreTrainedModel, PreTrainedModel]:
     """A target and its draft, nobody else's."""
-    yield tiny(0), tiny(1)
+    return tiny(0), tiny(1)
 
 
 def tokens(model: PreTrainedModel, name: str, draft: PreTrainedModel) -> list[list[int]]:

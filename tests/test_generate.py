@@ -16,7 +16,7 @@ import typer.main
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.image import imread
-from tools import Models, Result, invoke
+from tools import GOLDEN, Models, decode_by_command
 from torch import nn
 from transformers.generation.streamers import TextIteratorStreamer
 from typer._click.exceptions import ClickException
@@ -32,7 +32,6 @@ from marsbench.methods import METHODS, OPTIONS, Decoding, Options, build_method,
 from marsbench.show import SHADES, check_image, draw, shaded, shown
 from marsbench.training.tokenizer import build_tokenizer
 
-GOLDEN = Path(__file__).parent / "golden"
 IDS = {"eos_token_id": 2, "pad_token_id": 0}
 
 
@@ -150,18 +149,6 @@ def test_what_is_prepared_for_every_step_is_refused(golden_models: Models) -> No
 
 
 # ---- marsbench decode -----------------------------------------------------------------------------------------------
-def decode_by_command(folder: Path, prompts: Any, *options: str, method: str = "mars", code: int = 0) -> Result:
-    """Run the command on prompts (a list, or the file's bytes) with the golden checkpoint."""
-    source = folder / "in.jsonl"
-    if isinstance(prompts, bytes):
-        source.write_bytes(prompts)
-    else:
-        source.write_text("".join(json.dumps({"prompt_ids": prompt}) + "\n" for prompt in prompts))
-    ids = ["--eos-id", "2", "--pad-id", "0", "--mask-id", "3"]
-    asked = ["--model", GOLDEN / "mars", "--method", method, "--prompt-ids", source, "--max-new-tokens", "96"]
-    return invoke("decode", *asked, "--out", folder / "out.jsonl", *ids, *options, code=code)
-
-
 @pytest.mark.parametrize(
     "options", [("--batch-size", "1"), ("--batch-size", "5"), ("--batch-size", "5", "--prefill-positions", "16")]
 )
@@ -366,11 +353,6 @@ HUGE = st.integers(min_value=2**63) | st.integers(max_value=-(2**63) - 1)
 NO_INTEGER = HUGE | st.floats() | st.booleans() | st.text(max_size=3) | st.just([1])
 
 
-@pytest.fixture(scope="module")
-def plain_model() -> hf.PreTrainedModel:
-    return hf.AutoModelForCausalLM.from_pretrained(Path(__file__).parent / "golden" / "ar").eval()
-
-
 INTEGERS = {
     "request": ("prompt_ids", "max_new_tokens", "window", "seed", "top_k"),
     "batch": ("eos_id", "pad_id", "batch_size", "prefill_positions"),
@@ -380,14 +362,14 @@ INTEGERS = {
 
 @settings(max_examples=300)
 @given(of=st.sampled_from([(what, name) for what, names in INTEGERS.items() for name in names]), value=NO_INTEGER)
-def test_integers_are_integers(plain_model: hf.PreTrainedModel, of: tuple[str, str], value: Any) -> None:
+def test_integers_are_integers(golden_models: Models, of: tuple[str, str], value: Any) -> None:
     """Guards against an overflow in the midst of a batch, and numbers that are cut to integers without a word."""
     told: dict[str, dict[str, Any]] = {"request": {"prompt_ids": [4, 5], "max_new_tokens": 2}, "method": {"mask_id": 3}}
     told["batch"] = {"eos_id": 2, "pad_id": 0}
     told[of[0]][of[1]] = [value] if of[1] in ("prompt_ids", "eos_id") else value
     with pytest.raises(UserError):
         build_method("mars", Options(**told["method"]))
-        decode(plain_model, build_method("ar", Options()), [Request(**told["request"])], **told["batch"])
+        decode(golden_models["ar"], build_method("ar", Options()), [Request(**told["request"])], **told["batch"])
 
 
 @given(seed=st.integers(-(2**63), 2**63 - 1), row=st.integers(0, 2**40))

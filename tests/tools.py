@@ -1,5 +1,6 @@
 """What tests share: the command line in this process, small models of random weights, packing for a while."""
 
+import json
 import multiprocessing
 import os
 import socket
@@ -18,6 +19,7 @@ from typer.testing import CliRunner, Result
 from marsbench.cli import app
 from marsbench.forward.native import VARIABLE
 
+GOLDEN = Path(__file__).parent / "golden"
 Models = dict[str, PreTrainedModel]  # the golden checkpoints, by name
 SIZES: dict[str, Any] = {
     "vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -39,6 +41,18 @@ def invoke(*words: object, code: int = 0) -> Result:
     done = CliRunner().invoke(app, [*map(str, words)])
     assert done.exit_code == code, (words, done.output[-2000:], done.exception)
     return done
+
+
+def decode_by_command(folder: Path, prompts: Any, *options: object, method: str = "mars", code: int = 0) -> Result:
+    """Decode prompts (a list, or the file's bytes) with the golden checkpoint; what is written is `out.jsonl`."""
+    source = folder / "in.jsonl"
+    if isinstance(prompts, bytes):
+        source.write_bytes(prompts)
+    else:
+        source.write_text("".join(json.dumps({"prompt_ids": prompt}) + "\n" for prompt in prompts))
+    ids = ["--eos-id", "2", "--pad-id", "0", "--mask-id", "3"]
+    asked = ["--model", GOLDEN / "mars", "--method", method, "--prompt-ids", source, "--max-new-tokens", "96"]
+    return invoke("decode", *asked, "--out", folder / "out.jsonl", *ids, *options, code=code)
 
 
 def _type(words: list[str], log: str, environment: dict[str, str]) -> None:
