@@ -117,7 +117,6 @@ def test_a_whole_number_is_a_threshold_like_another(golden_models: Models, promp
     assert [one.settled_by for one in found[0]] == [one.settled_by for one in found[1]]
 
 
-# ---- noise ----------------------------------------------------------------------------------------------------------
 def test_noise_is_finite_and_follows_gumbel() -> None:
     """Guards against infinite noise, which draws impossible tokens, and a tail that is too short or too long."""
     vocabulary, rows, positions = 200_000, 1, 10
@@ -190,24 +189,21 @@ def test_a_row_may_be_turned_in_mid_stream(
     golden: dict[str, Any], golden_models: Models, every_way: dict[tuple[int, Way], Generation]
 ) -> None:
     """Guards against a knob that loses drafts or tokens, drafts that count unchecked, and neighbours turned along."""
-    done: dict[int, Generation] = {}
-    batch = Batch(golden_models["mars"], Mixed(MASK), eos_id=EOS, pad_id=PAD, on_finished=done.__setitem__)
-    batch.join({number: asking(prompt, ("mars-verified", 0.0, 4)) for number, prompt in enumerate(golden["prompts"])})
-    for step in range(100):
-        batch.turn({number: (0.0, 1 + (step + number) % 6, True) for number in range(len(golden["prompts"]))})
-        batch.step()
-    assert [done[number].tokens for number in sorted(done)] == [
-        every_way[number, ("ar", None, 1)].tokens for number in range(len(golden["prompts"]))
-    ]
-    assert max(max(one.accepted) for one in done.values()) > 1
-    prompts, done = golden["prompts"], dict[int, Generation]()
-    batch = Batch(golden_models["mars"], Mixed(MASK), eos_id=EOS, pad_id=PAD, on_finished=done.__setitem__)
-    batch.join({number: asking(prompt, ("mars-verified", 0.0, 4)) for number, prompt in enumerate(prompts)})
-    for step in range(60):
-        batch.turn({number: (1.0, 4, step % 3 == 0) for number in range(0, len(prompts), 2)})
-        batch.step()
-    for number in range(len(prompts)):  # at tau 1 nothing unchecked passes, so it is `ar` all the same
-        assert done[number].tokens == every_way[number, ("ar", None, 1)].tokens
+    numbers = range(len(golden["prompts"]))
+    for turned in (
+        lambda step: {number: (0.0, 1 + (step + number) % 6, True) for number in numbers},
+        lambda step: {number: (1.0, 4, step % 3 == 0) for number in numbers[::2]},  # nothing unchecked passes at tau 1
+    ):
+        done: dict[int, Generation] = {}
+        batch = Batch(golden_models["mars"], Mixed(MASK), eos_id=EOS, pad_id=PAD, on_finished=done.__setitem__)
+        batch.join({number: asking(golden["prompts"][number], ("mars-verified", 0.0, 4)) for number in numbers})
+        for step in range(100):
+            batch.turn(turned(step))
+            batch.step()
+        assert {number: one.tokens for number, one in done.items()} == {
+            number: every_way[number, ("ar", None, 1)].tokens for number in numbers
+        }
+        assert max(max(one.accepted) for one in done.values()) > 1
 
 
 def test_who_ignores_eos_runs_to_the_limit(golden: dict[str, Any], golden_models: Models) -> None:

@@ -115,8 +115,5 @@ def test_every_room_says_what_it_is_for(trees: Trees) -> None:
     """Guards against a room whose name is all that a reader gets to know, and one that is no package."""
     rooms = {file.parent for file in PACKAGE.rglob("*.py")}
     assert {folder.name for folder in rooms if not (folder / "__init__.py").exists()} == set()
-    assert [name_of(folder / "__init__.py") for folder in rooms if not says(trees, folder)] == []
-
-
-def says(trees: Trees, folder: Path) -> str:
-    return ast.get_docstring(trees[name_of(folder / "__init__.py")]) or ""
+    modules = [name_of(folder / "__init__.py") for folder in rooms]
+    assert [module for module in modules if not ast.get_docstring(trees[module])] == []

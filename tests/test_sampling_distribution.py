@@ -95,11 +95,8 @@ class Trusting(MarsVerified):
         accepted = super().accept(rows, window, answer)
         if not drafts.shape[1]:
             return accepted
-        return accepted._replace(ids=torch.where((drafted > 0).unsqueeze(1), _kept(accepted.ids, drafts), accepted.ids))
-
-
-def _kept(ids: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
-    return torch.cat([drafts[:, :1], ids[:, 1:]], dim=1)
+        kept = torch.cat([drafts[:, :1], accepted.ids[:, 1:]], dim=1)
+        return accepted._replace(ids=torch.where((drafted > 0).unsqueeze(1), kept, accepted.ids))
 
 
 @pytest.mark.parametrize("wrong", ["a draft that is kept", "another temperature"])

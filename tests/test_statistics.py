@@ -85,11 +85,8 @@ def test_paired_difference_by_hand() -> None:
 def test_intervals_hold_their_estimate_and_mirror(answers: dict[str, list[tuple[float, float]]]) -> None:
     """Guards against a sign slip that favours the first arm, and limits that miss their estimate where all is right."""
     a, b = ({name: [pair[arm] for pair in pairs] for name, pairs in answers.items()} for arm in (0, 1))
-    mean, there, back = (
-        mean_of_benchmarks([*map(accuracy, a.values())]),
-        paired_difference(a, b),
-        paired_difference(b, a),
-    )
+    mean = mean_of_benchmarks([*map(accuracy, a.values())])
+    there, back = paired_difference(a, b), paired_difference(b, a)
     assert isclose(there.value, -back.value, abs_tol=1e-9)
     assert isclose(there.interval.low, -back.interval.high, abs_tol=1e-9)
     assert there.interval.low < there.value + 1e-9 < there.interval.high + 2e-9 and there.interval.half_width > 0
@@ -184,7 +181,6 @@ def test_speed_and_gain_differences_by_hand() -> None:
     assert gain_difference((same, same), (same, same)).interval.half_width > 0
 
 
-# ---- several training seeds -----------------------------------------------------------------------------------------
 def test_over_seeds_by_hand() -> None:
     """Guards against a normal quantile for three seeds, sums of half-widths, and swapped sides."""
     pooled = Estimate(0.5, Interval(0.2, 0.6), 10)

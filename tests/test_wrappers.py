@@ -43,17 +43,11 @@ def ar(model: Any) -> list[int]:
 
 
 @torch.inference_mode()
-def next_token(model: Any, ids: list[int]) -> int:
-    """What the model's own forward says without a cache."""
-    return int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())
-
-
-@torch.inference_mode()
 def greedy(model: Any) -> list[int]:
-    """The continuation by the model's own forward passes."""
+    """The continuation by the model's own forward passes, without a cache."""
     ids = list(PROMPT)
     for _ in range(NEW):
-        ids.append(next_token(model, ids))
+        ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
     return ids[len(PROMPT) :]
 
 
