@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed
-from made_up import page_rows
+from made_up import ROOT, page_rows
 from rich.console import Console
 from tools import invoke
 
@@ -31,8 +31,6 @@ from marsbench.provenance import others_cores, provenance, warning
 from marsbench.rendering.sections import busy_remark
 from marsbench.rows.kinds import SweepRow
 from marsbench.rows.workspace import Workspace
-
-LITTLE_DATA = Path(__file__).parent / "data"
 
 
 def in_new_process(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -142,7 +140,7 @@ def test_doctor_looks_for_the_data_of_each_benchmark(tmp_path: Path) -> None:
     # At scale mini, real benchmarks are asked on request only.
     assert [doctor.check_data(scale, tmp_path / "nowhere").ok for scale in ("mini", "7b")] == ["warn", "fail"]
     data = tmp_path / "data"
-    shutil.copytree(LITTLE_DATA, data)
+    shutil.copytree(ROOT / "tests" / "data", data)
     assert doctor.check_data("mini", data).ok == "ok"
     gone = ("gpqa/gpqa_main.jsonl", "bbh/word_sorting.jsonl", LOCAL_FILE)
     for file in gone:
@@ -251,7 +249,6 @@ def test_rows_say_how_threads_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     assert provenance(seed=0)["wait_policy"] == "the library's own, GOMP_SPINCOUNT=1000"
 
 
-ROOT = Path(__file__).resolve().parent.parent
 ROWS = str(ROOT / "results" / "mini" / "ar_sft.jsonl")
 DECODE = ["decode", "--prompt-ids", "prompts.jsonl"]
 SCORE = ["score", "--benchmark"]

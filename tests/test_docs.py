@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 import typer.main
-from made_up import nox_sessions
+from made_up import ROOT, nox_sessions
 
 from marsbench.cli import app
 from marsbench.evaluation.benchmarks import benchmarks
@@ -23,7 +23,6 @@ from marsbench.presets import preset
 from marsbench.studies import items
 from marsbench.training.stages import stage
 
-ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 GUIDES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]  # written by hand
 LOCAL = re.compile(r"/reports/(micro|[^/]+/[^/]*seed\d+)/")  # pages that are not committed, of whatever was run here
@@ -63,7 +62,6 @@ def test_contributing_names_what_the_code_has() -> None:
     assert len(found) > 40 and all(found), [name for name, there in zip(named, found, strict=True) if not there]
 
 
-# ---- links
 @cache
 def anchors(page: Path) -> frozenset[str]:
     """The anchors that GitHub gives a page's headings, of which the second with the same words is numbered."""
@@ -86,7 +84,6 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert target.exists() and (not anchor or anchor in anchors(target)), link
 
 
-# ---- commands
 def simple_commands(command: str) -> Iterator[list[str]]:
     """The words of each simple command in a command line, loops and lists taken apart, comments left out."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars="();<>|&")

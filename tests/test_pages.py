@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
-from made_up import PAGES, answered, answers_of, lines_of, measured_of, section, sweep_row
+from made_up import PAGES, ROOT, answered, answers_of, lines_of, measured_of, section, sweep_row
 
 from marsbench.files import PACKAGE
 from marsbench.findings.cells import BENCHMARKS, columns, latest_cells
@@ -34,7 +34,6 @@ from marsbench.studies.discrepancies import ALL_MASKS, NO_CACHE
 from marsbench.studies.study import TablePage
 from marsbench.studies.table2 import STUDY as TABLE2
 
-ROOT = Path(__file__).resolve().parent.parent
 QUESTIONS = 61  # per benchmark; a prime, so that no share ends in a rounding tie
 MOST_WORDS, ALL_WORDS, MOST_PAGES = 2_500, 30_000, 13
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.plan.key)
@@ -71,16 +70,13 @@ def test_numbers_and_claims_are_of_their_lines(page: TablePage) -> None:
 @pytest.mark.parametrize("case", ["no rows", "one question", "all right", "nothing done"])
 def test_nothing_undefined_is_printed_or_drawn(page: TablePage, case: str, tmp_path: Path) -> None:
     """Guards against NaN, infinity, None or a crash on a page or its figure, whatever is missing."""
-
-    def first(row: EvaluationRow) -> EvaluationRow:
-        return replace(row, correct=row.correct[:1], emitted=row.emitted[:1], forwards=row.forwards[:1])
-
-    changes: dict[str, Callable[[EvaluationRow], EvaluationRow]] = {
-        "one question": first,
-        "all right": lambda row: replace(row, correct=[1.0] * QUESTIONS),
-        "nothing done": lambda row: replace(row, status="failed", reason="out of memory", correct=[]),
+    counts = ("correct", "emitted", "forwards")
+    changes: dict[str, Callable[[EvaluationRow], dict[str, Any]]] = {
+        "one question": lambda row: {name: getattr(row, name)[:1] for name in counts},
+        "all right": lambda row: {"correct": [1.0] * QUESTIONS},
+        "nothing done": lambda row: {"status": "failed", "reason": "out of memory", "correct": []},
     }
-    rows = [changes[case](row) for row in rows_of(page)] if case in changes else []
+    rows = [replace(row, **changes[case](row)) for row in rows_of(page)] if case in changes else []
     text = page.render(rows, "mini")
     assert not re.search(r"\b(nan|inf|None)\b", text)
     assert ("out of memory" in text) == (case == "nothing done")
@@ -105,10 +101,8 @@ def test_a_verdict_is_that_after_holm_and_says_where_it_holds() -> None:
     assert Finding(claim, Measured(Estimate(-1.0, Interval(-2.02, 0.04), 9))).found == "-1.00 [-2.02, +0.04] points"
     assert p_value(0.00001) == "< 0.0001" and p_value(0.0499) == "0.0499"
     assert "a\\|b" in table(["x"], [["a|b"]])
-    claim = TABLE2.claims[-1]
-    rows = rows_of(TABLE2)
-    own = claim.over([rows])
-    judged = replace(own, after_holm=0.5)
+    claim, rows = TABLE2.claims[-1], rows_of(TABLE2)
+    judged = replace(claim.over([rows]), after_holm=0.5)
     assert "open" in page_claims([claim], SeedRows({0: rows}, [judged]), "mini")
 
 
@@ -238,32 +232,23 @@ Its words.
 """
 
 
-@pytest.fixture
-def layout_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_nothing_to_say_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against headings over nothing, half sentences, broken paragraphs, and a slot that nobody fills."""
     (tmp_path / "page.md").write_text(LAYOUT, encoding="utf-8")
     monkeypatch.setattr(markdown.resources, "files", lambda package: tmp_path)
-
-
-@pytest.mark.usefixtures("layout_written")
-def test_what_has_nothing_to_say_is_left_out() -> None:
-    """Guards against headings over nothing, half sentences, broken paragraphs, and a slot that nobody fills."""
     first, section, other = filled("any", "page.md", {"scale": "mini", "fast": "1 {slow}", "slow": ""})
-    assert first == ("# Speed at scale mini\n\n- Fast: 1 {slow}.\n\nA paragraph that is wrapped, on mini."), (
-        "what fills a slot is no layout"
-    )
+    shown = "# Speed at scale mini\n\n- Fast: 1 {slow}.\n\nA paragraph that is wrapped, on mini."
+    assert first == shown, "what fills a slot is no layout"
     assert section == ""
     assert other == "## Another\n\n1 {slow}\n\n| a | b |\n|---|---|"
     with pytest.raises(KeyError, match="slow"):
         filled("any", "page.md", {"scale": "mini", "fast": "1"})
 
 
-TWENTY = 20
-
-
 def twenty_questions(arm: str, right: int, tokens: int) -> list[EvaluationRow]:
     """A line that has so many of twenty questions right and emits so many tokens in ten forwards, everywhere."""
-    correct, line = [1.0] * right + [0.0] * (TWENTY - right), Line(arm, "", "mars", "mars")
-    return [answered(line, name, correct, [tokens] * TWENTY, [10] * TWENTY) for name in BENCHMARKS]
+    correct, line = [1.0] * right + [0.0] * (20 - right), Line(arm, "", "mars", "mars")
+    return [answered(line, name, correct, [tokens] * 20, [10] * 20) for name in BENCHMARKS]
 
 
 def raced(contender: str, batch_size: int, seconds: Sequence[float]) -> SweepRow:

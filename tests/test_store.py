@@ -21,7 +21,7 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import page_rows
+from made_up import ROOT, page_rows
 from pydantic import AfterValidator
 
 from marsbench import locks
@@ -124,7 +124,6 @@ def test_a_file_system_that_cannot_lock_is_found_out_first(tmp_path: Path, monke
     assert raised.value.where.endswith("rows.jsonl.lock")
 
 
-ROOT = Path(__file__).resolve().parent.parent
 SAME_VERSIONS = {name: metadata.version(name) for name in ("torch", "transformers")}
 MEASURED = [
     (scale, seed, key)
@@ -272,7 +271,6 @@ def test_a_log_outlives_a_kill(tmp_path: Path) -> None:
     assert raised.value.where == str(tmp_path)
 
 
-# ---- files that hold something else ---------------------------------------------------------------------------------
 READERS: dict[str, Callable[[Path], Any]] = {
     "lines": lambda file: read_lines(file, Any, what="a line", mend="mend it"),
     "log": lambda file: Log[Any](file, Any, what="a line", mend="mend it").records(),

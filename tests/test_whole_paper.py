@@ -12,7 +12,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-from made_up import PAGES, answered, answers_of, publish, sweep_row
+from made_up import PAGES, ROOT, answered, answers_of, publish, sweep_row
 from scipy import stats
 from tools import invoke
 
@@ -317,9 +317,6 @@ def test_the_registry_is_the_papers() -> None:
     every = [arm for query in pages().values() for plan in query.plans for arm in plan.lines]
     kinds = {(arm.name, f"{arm.trained} {arm.draft} {arm.method} {sorted(arm.options.items())}") for arm in every}
     assert len(kinds) == len({name for name, _ in kinds})
-
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_only_a_readme_with_the_marks_is_written(tmp_path: Path) -> None:
