@@ -87,7 +87,6 @@ def test_nothing_uses_cudnns_attention(
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-# ---- chunks of logits ------------------------------------------------------------------------------------------------
 @pytest.fixture
 def one_process(tmp_path: Path) -> Iterator[None]:
     """A process group of this process alone."""
@@ -144,7 +143,6 @@ def test_logits_are_chunked_under_a_wrapper(
     torch.testing.assert_close(found, gradients, atol=1e-6, rtol=1e-3)
 
 
-# ---- bf16 ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("objective", ["mars", "gated", "medusa"])
 def test_all_of_a_step_is_in_bf16_on_a_gpu(
     objective: str, golden_models: Models, monkeypatch: pytest.MonkeyPatch
@@ -180,7 +178,6 @@ def test_a_mask_has_the_type_that_attention_computes_in() -> None:
     assert mask[0, 0].float().softmax(-1).tolist() == [[1, 0], [0.5, 0.5]]
 
 
-# ---- memory ----------------------------------------------------------------------------------------------------------
 def test_the_peak_is_the_gpus_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a host's memory that passes for the GPU's."""
     on_host = memory.peak()
@@ -190,7 +187,6 @@ def test_the_peak_is_the_gpus_where_there_is_one(monkeypatch: pytest.MonkeyPatch
     assert memory.peak() == 12345
 
 
-# ---- the driver ------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in for nvidia-smi, which answers for two GPUs, the second of which another process uses."""
@@ -235,7 +231,6 @@ def test_rounded_products_are_told_and_have_keys_of_their_own(tmp_path: Path, mo
     assert keys("highest", "bfloat16") == keys("high", "bfloat16"), "which multiplies in 16 bits anyway"
 
 
-# ---- FSDP ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("stage", "sharded"), [("mars", True), ("medusa", False), ("base_gated", False)])
 def test_heads_and_adapters_are_not_sharded(
     stage: str, sharded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

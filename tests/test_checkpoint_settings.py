@@ -145,7 +145,6 @@ def test_decode_says_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.Monk
     assert result.stderr.count("repetition_penalty 1.1") == 1, result.stderr
 
 
-# ---- more than one EOS ----------------------------------------------------------------------------------------------
 def test_every_eos_of_a_checkpoint_counts(micro_checkpoints: Path, tmp_path: Path) -> None:
     """Guards against a list of EOS read as none or without the tokenizer's, in command, server and evaluation."""
     folder = Path(shutil.copytree(next(micro_checkpoints.glob("ar_sft-*")), tmp_path / "two_ends"))

@@ -69,7 +69,6 @@ def run(
     return decode(model, chosen, asked, eos_id=EOS, pad_id=PAD, kind=kind)
 
 
-# ---- verified ----
 @pytest.mark.parametrize("kind", KINDS)
 def test_sampled_answers_are_the_model_s(kind: str, model: PreTrainedModel) -> None:
     """Guards against a draft drawn with the noise of another place."""
@@ -129,7 +128,6 @@ def test_a_step_reads_one_packed_tensor(kind: str) -> None:
         assert reads.count.total() == 1, dict(reads.count)
 
 
-# ---- what a head does ----
 def heeding(head: DraftHead, model: Any, logits: Tensor, state: Tensor, before: int) -> Tensor:
     """Logits [V] of one mask behind a token, over the whole vocabulary, as the kinds of heads are defined."""
     if isinstance(head, Markov):

@@ -337,7 +337,6 @@ def test_a_read_cannot_be_recorded() -> None:
             reads()
 
 
-# ---- masks ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("slots", [16, 17, 31])
 def test_a_mask_needs_no_copy_on_a_device(width: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:

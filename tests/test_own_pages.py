@@ -30,7 +30,6 @@ from marsbench.studies import gains, longer, regime
 from marsbench.studies.gains import MEASURED, cross_fitted, fastest_within
 from marsbench.studies.real_model import AR, AR_OF_MARS, BASE, GRID_NAMES, GROUPS, IN_BF16, OUTSIDERS, PLAN, STUDY
 
-# ---- choosing a threshold -------------------------------------------------------------------------------------------
 N = 200  # questions; a point of a half is one of them
 
 
@@ -91,7 +90,6 @@ def test_a_longer_training_is_raced_over_ar_of_its_own_kind() -> None:
     assert [speed.value for speed in speeds] == pytest.approx([1.5, 6.0, 24.0]) and longer._raced([]) == ""
 
 
-# ---- measuring ------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def run(output: Path) -> Run:
     """A run on the shared micro checkpoints, with three questions of one benchmark."""

@@ -70,7 +70,6 @@ def test_needs_noisy_copy_is_what_attention_says(response: list[bool], block_siz
         assert bool(copied[at]) == sees_mask
 
 
-# ---- where paper and released code differ ----------------------------------------------------------------------------
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=24), st.integers(1, 8))
 def test_blocks_of_responses_by_counting(response: list[bool], block_size: int) -> None:
