@@ -210,6 +210,21 @@ def test_results_of_earlier_commands_are_used_made_again_or_refused(little: Call
         answered(existing="fail", began="2999")
 
 
+def test_checkpoints_of_earlier_commands_are_used_made_again_or_refused(output: Path, brief_training: None) -> None:
+    """Guards against a rerun that keeps the checkpoint, or trains its parents again, and a "fail" that goes on."""
+
+    def made(*how: str, code: int = 0) -> list[int]:
+        done = invoke("train", "ar_sft", "--scale", "micro", "--output", output, *how, code=code)
+        assert code == 0 or "there is a result already" in done.stderr
+        weights = [next(output.glob(f"runs/micro/checkpoints/{stage}-*/*.safetensors")) for stage in ("ar_sft", "base")]
+        return [file.stat().st_mtime_ns for file in weights]
+
+    first = made()
+    assert made() == made("--existing", "fail", code=2) == first
+    again = made("--existing", "rerun")
+    assert again[0] > first[0] and again[1] == first[1]
+
+
 def test_parts_make_the_whole(little: Callable[..., Run]) -> None:
     """Guards against parts that overlap, that make rows or pages, and a whole that asks or scores otherwise."""
     run = little("mini_gpqa")
