@@ -135,11 +135,9 @@ def test_llamas_of_any_rope_run_lean_within_its_factors() -> None:
     """Guards against tests that take the lean path no more, and factors that change within an answer."""
     assert isinstance(decoder_of(KNOWN["llama3"]().eval()), LeanDecoder)
     assert not isinstance(decoder_of(KNOWN["qwen2-sliding"]().eval()), LeanDecoder)
+    model, ar = KNOWN["longrope-phi3"]().eval(), build_method("ar", Options())
     with pytest.raises(UserError, match=rf"context of {TIGHT}"):
-        decode(
-            KNOWN["longrope-phi3"]().eval(), build_method("ar", Options()), [Request([5], TIGHT)], eos_id=EOS,
-            pad_id=PAD,
-        )  # fmt: skip
+        decode(model, ar, [Request([5], TIGHT)], eos_id=EOS, pad_id=PAD)
 
 
 @pytest.mark.parametrize("name", REFUSED)

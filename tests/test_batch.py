@@ -190,6 +190,7 @@ def test_a_row_may_be_turned_in_mid_stream(
 ) -> None:
     """Guards against a knob that loses drafts or tokens, drafts that count unchecked, and neighbours turned along."""
     numbers = range(len(golden["prompts"]))
+    ar = {number: every_way[number, ("ar", None, 1)].tokens for number in numbers}
     for turned in (
         lambda step: {number: (0.0, 1 + (step + number) % 6, True) for number in numbers},
         lambda step: {number: (1.0, 4, step % 3 == 0) for number in numbers[::2]},  # nothing unchecked passes at tau 1
@@ -200,9 +201,7 @@ def test_a_row_may_be_turned_in_mid_stream(
         for step in range(100):
             batch.turn(turned(step))
             batch.step()
-        assert {number: one.tokens for number, one in done.items()} == {
-            number: every_way[number, ("ar", None, 1)].tokens for number in numbers
-        }
+        assert {number: one.tokens for number, one in done.items()} == ar
         assert max(max(one.accepted) for one in done.values()) > 1
 
 

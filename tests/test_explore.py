@@ -153,10 +153,8 @@ def test_hostile_texts_stay_texts(raced: list[Row]) -> None:
     """Guards against an answer or a name that ends the script it is embedded in, or fills a hole of the template."""
     row = next(row for row in raced if isinstance(row, SweepRow))
     spoken = replace(ANSWERS[0], question=HOSTILE, texts=[HOSTILE] * 4)
-    page, plain = (
-        page_of(collected([one], [other]))
-        for one, other in ((replace(row, contender=HOSTILE, stage="ar_sft"), spoken), (row, ANSWERS[0]))
-    )
+    page = page_of(collected([replace(row, contender=HOSTILE, stage="ar_sft")], [spoken]))
+    plain = page_of(collected([row], [ANSWERS[0]]))
     assert page.lower().count("script") - plain.lower().count("script") == 6 * HOSTILE.lower().count("script")
     assert page.count("<") == plain.count("<") and "\u2028" not in page
     found = embedded(page)

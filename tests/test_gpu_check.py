@@ -178,9 +178,7 @@ def test_methods_are_compared_side_by_side(monkeypatch: pytest.MonkeyPatch) -> N
     """Guards against a check of all methods that decodes batch by batch, for minutes on a GPU."""
     rows: list[int] = []
     right = benches.decode
-    monkeypatch.setattr(
-        benches, "decode", lambda *given, **more: rows.append(more["batch_size"]) or right(*given, **more)
-    )
+    monkeypatch.setattr(benches, "decode", lambda *a, **more: rows.append(more["batch_size"]) or right(*a, **more))
     monkeypatch.setattr(checks, "METHODS", {name: checks.METHODS[name] for name in ("ar", "mars", "hf-assisted")})
     assert found("methods-agree") is True
     assert sorted(rows) == [1, 1, 6, 6, 6, 6, 6]

@@ -79,10 +79,8 @@ def a_batch(
     """Rows that have just joined, and what they will have come to."""
     done: dict[int, Generation] = {}
     chosen = build_method(method, Options(mask_id=MASK, draft=models["draft"], heads=models["heads"], **options))
-    batch = Batch(
-        models["model"], chosen, eos_id=eos_id, pad_id=PAD, on_finished=done.__setitem__, meter=meter,
-        on_tokens=on_tokens,
-    )  # fmt: skip
+    told: dict[str, Any] = {"on_finished": done.__setitem__, "on_tokens": on_tokens, "meter": meter}
+    batch = Batch(models["model"], chosen, eos_id=eos_id, pad_id=PAD, **told)
     batch.join(dict(enumerate(requests)))
     return batch, done
 

@@ -168,9 +168,8 @@ def test_a_join_ticks_once_and_others_step_between(models: dict[str, Any]) -> No
     assert clock.ticks == found.forwards
     assert clock.prompt_forwards == 7
     found: dict[int, Generation] = {}
-    batch = Batch(
-        models["lean"], build_method("ar", Options(mask_id=MASK)), eos_id=2, pad_id=PAD, on_finished=found.__setitem__
-    )
+    ar = build_method("ar", Options(mask_id=MASK))
+    batch = Batch(models["lean"], ar, eos_id=2, pad_id=PAD, on_finished=found.__setitem__)
     prompts = [[4 + (5 * row + place) % 20 for place in range(7 + 30 * row)] for row in range(2)]
     batch.join({0: Request(prompts[0], 60, ignore_eos=True)})
     pieces = batch.joining({1: Request(prompts[1], 12)}, 8)

@@ -171,11 +171,8 @@ def test_verified_guesses_give_the_tokens_of_ar(golden: dict[str, Any], golden_m
     ar = build_method("ar", Options())
     for request, found in zip(requests, together, strict=True):
         cut = {"top_k": request.top_k, "top_p": request.top_p, "min_p": request.min_p}
-        (alone,) = decode(
-            model, ar, [Request(request.prompt_ids, 24, temperature=1.2, seed=request.seed, ignore_eos=True, **cut)],
-            **ids,
-        )  # fmt: skip
-        assert found.tokens == alone.tokens
+        alone = Request(request.prompt_ids, 24, temperature=1.2, seed=request.seed, ignore_eos=True, **cut)
+        assert found.tokens == decode(model, ar, [alone], **ids)[0].tokens
     assert sum(one.forwards for one in together) < 24 * len(together), "some guesses were right"
     free = [Request(one.prompt_ids, 24, 0.2, temperature=1.2, seed=one.seed, ignore_eos=True) for one in requests]
     assert [one.tokens for one in decode(model, Mixed(3), free, **ids)] != [one.tokens for one in together]

@@ -100,10 +100,7 @@ def test_an_engine_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(engine_client, "time", slow)  # whatever time they take
 
     async def work(client: EngineClient) -> None:
-        for _ in range(3000):
-            if client.over.is_set():
-                break
-            await asyncio.sleep(0.01)
+        await until(client.over.is_set)
         assert client.fatal is not None and "4 times without an answer" in client.fatal.what
 
     assert sum("starting another" in one for one in tried(dies, monkeypatch, work)) == 3

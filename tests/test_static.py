@@ -113,9 +113,8 @@ def test_fixed_shapes_change_no_token(what: str, model: LlamaForCausalLM, given:
 
 def in_flight(model: PreTrainedModel, method: Method, shapes: Steps | None = None) -> Batch:
     """Three rows that have just joined, and stay for long."""
-    batch = Batch(
-        model, method, eos_id=-1, pad_id=PAD, on_finished=lambda *_: None, shapes=Steps() if shapes is None else shapes
-    )
+    shapes = Steps() if shapes is None else shapes
+    batch = Batch(model, method, eos_id=-1, pad_id=PAD, on_finished=lambda *_: None, shapes=shapes)
     threshold = 0.3 if METHODS[method.name].takes_threshold else None
     batch.join({row: Request([4 + row, 5, 6, 4 + row, 5][row:], 300, threshold) for row in range(3)})
     return batch

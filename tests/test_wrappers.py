@@ -150,10 +150,8 @@ def test_a_model_is_looked_at_when_a_batch_begins(
     method: str, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a look at every module and weight, a draft model's too, in every step."""
-    batch = Batch(
-        model, build_method(method, Options(draft=copy.deepcopy(model))), eos_id=-1, pad_id=0,
-        on_finished=lambda *_: None,
-    )  # fmt: skip
+    chosen = build_method(method, Options(draft=copy.deepcopy(model)))
+    batch = Batch(model, chosen, eos_id=-1, pad_id=0, on_finished=lambda *_: None)
     batch.join({0: Request(PROMPT, NEW)})
     for name in ("is_plain", "_parts"):
         monkeypatch.setattr(decoder_module, name, None)
