@@ -21,6 +21,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from made_up_gguf import DATA, write_gguf
+from test_scales import save_chat
 from tools import invoke
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -31,7 +32,6 @@ from marsbench.evaluation.local_data import Unavailable
 from marsbench.fetching import fetch as fetch_module
 from marsbench.fetching import models
 from marsbench.fetching.fetch import fetch, with_mask
-from marsbench.hub import VARIABLES
 from marsbench.training import checkpoints
 from marsbench.training.chat_data import read_chat_data
 from marsbench.training.data import Collator
@@ -82,7 +82,6 @@ def folder(world: Path) -> Path:
     return found
 
 
-# ---- what is fetched
 def test_what_is_fetched_is_a_plain_checkpoint(folder: Path) -> None:
     """Guards against embeddings that grow, a mask without a row, untied weights and ids that the file does not name."""
     loaded = checkpoints.load(NAME)
@@ -120,10 +119,7 @@ def test_text_is_tokenised_as_by_llama_cpp_and_labelled(folder: Path, tmp_path: 
     assert len(STRINGS) == 1000
     talk = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
     longer = [*talk[:1], {"role": "assistant", "content": "It is 2, as 1 and 1 make 2."}]
-    file = tmp_path / "chat.jsonl"
-    file.write_text("".join(json.dumps({"messages": one}) + "\n" for one in (talk, longer)), encoding="utf-8")
-    tokenizer = checkpoints.load(folder).tokenizer
-    chat = read_chat_data(str(file), tokenizer, 128)
+    chat = read_chat_data(str(save_chat(tmp_path / "chat.jsonl", talk, longer)), tokenizer, 128)
     batch = Collator(EOS, EOS)(list(chat.sequences))
     lengths, ends = torch.tensor(chat.lengths), torch.arange(batch["labels"].shape[1])
     assert batch["labels"][torch.arange(2), lengths - 1].tolist() == [EOS, EOS]
@@ -157,15 +153,12 @@ def test_a_hub_checkpoint_gets_its_mask_in_the_same_place(folder: Path, tmp_path
         (source / name).write_text(json.dumps(described), encoding="utf-8")
     assert checkpoints.load(source).mask_id is None
     with_mask(source, target, "<reponame>")
-    loaded = checkpoints.load(target)
+    loaded, plain = checkpoints.load(target), checkpoints.load(folder).tokenizer
     assert loaded.mask_id == MASK and len(loaded.tokenizer) == loaded.model.config.vocab_size
-    assert loaded.tokenizer.chat_template == checkpoints.load(folder).tokenizer.chat_template
-    assert loaded.tokenizer("12 apples<|im_end|>").input_ids == checkpoints.load(folder).tokenizer(
-        "12 apples<|im_end|>"
-    ).input_ids  # fmt: skip
+    assert loaded.tokenizer.chat_template == plain.chat_template
+    assert loaded.tokenizer("12 apples<|im_end|>").input_ids == plain("12 apples<|im_end|>").input_ids
 
 
-# ---- which one a name means
 @pytest.mark.parametrize(
     ("there", "reachable", "meant"),
     [((), True, "hub"), ((), False, "gguf"), (("gguf",), True, "gguf"), (("gguf", "hub"), False, "hub")],
@@ -175,7 +168,7 @@ def test_a_short_name_means_what_is_there(
 ) -> None:
     """Guards against checkpoints whose base changes under them when the network comes back."""
     monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path))
-    for name in VARIABLES:
+    for name in hub.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("marsbench.hub._answers", lambda _: reachable)
     for source in there:
@@ -200,7 +193,6 @@ def test_the_hub_is_asked_for_one_commit(tmp_path: Path, monkeypatch: pytest.Mon
     assert asked["name"] == models.MODELS[NAME].hub and len(asked["revision"]) == 40
 
 
-# ---- where it cannot be had
 def _cut_short(world: Path, patch: pytest.MonkeyPatch) -> None:
     index = world / "cut"
     index.mkdir()
@@ -230,12 +222,10 @@ def test_nothing_half_made_stays(message: str, world: Path, tmp_path: Path, monk
     assert [file.name for file in tmp_path.iterdir() if not file.name.endswith(".lock")] == []
 
 
-# ---- the scale that is made of it
 def test_the_scale_fetches_what_it_asks_for(folder: Path, tmp_path: Path) -> None:
     """Guards against a base whose rows do not say which it was, and one that cannot be trained with masks."""
     talk = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is 2."}]
-    chat = tmp_path / "chat.jsonl"
-    chat.write_text(json.dumps({"messages": talk}) + "\n", encoding="utf-8")
+    chat = save_chat(tmp_path / "chat.jsonl", talk)
     scale = ["--scale", "135m", "--output", str(tmp_path)]
     done = invoke("train", "ar_sft", *scale, "--chat-data", chat, "--max-steps", "1", "--batch-size", "2")
     rows = [json.loads(line) for line in (tmp_path / "runs/135m/rows.jsonl").read_text().splitlines()]

@@ -57,6 +57,14 @@ def batch(golden_models: Models) -> tuple[Tensor, Tensor]:
     return ids, labels
 
 
+def noisy_one(model: Any, head: HeadKind) -> GatedAdapter:
+    torch.manual_seed(1)
+    adapter = GatedAdapter(model, 2, head)
+    for parameter in adapter.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return adapter
+
+
 @torch.no_grad()
 def by_decoding(adapted: Adapted, ids: Tensor, labels: Tensor, ahead: list[int]) -> Tensor:
     """The loss mask by mask: each after the clean tokens before its block, by a forward pass of its own."""
@@ -105,11 +113,7 @@ def test_the_loss_is_that_of_masks_as_decoding_puts_them(
     monkeypatch.setattr(objectives, "MOST_LOGITS", most_logits)
     monkeypatch.setattr(objectives, "ALONE", 0.0)
     model = copy.deepcopy(golden_models["ar"]).requires_grad_(False)
-    torch.manual_seed(1)
-    adapter = GatedAdapter(model, 2, head)
-    for parameter in adapter.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    ids, labels = batch(golden_models)
+    adapter, (ids, labels) = noisy_one(model, head), batch(golden_models)
     monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.tensor(ahead).unsqueeze(1))
     loss = gated_loss(adapter, ids, labels, model=model, block_size=B, mask_token_id=MASK)
     expected = by_decoding(Adapted(model, adapter.adapter), ids, labels, ahead)
@@ -174,11 +178,7 @@ def test_a_part_of_the_masks_learns_without_the_head(
 ) -> None:
     """Guards against masks that say nothing without their head, which is asked about their likeliest tokens only."""
     model, (ids, labels) = copy.deepcopy(golden_models["mars"]).requires_grad_(False), batch(golden_models)
-    torch.manual_seed(0)
-    adapter = GatedAdapter(model, 2, head)
-    for parameter in adapter.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    losses = []
+    adapter, losses = noisy_one(model, head), []
     for part in (0.0, 0.5, 1.0):
         monkeypatch.setattr(objectives, "ALONE", part)
         torch.manual_seed(0)
@@ -218,22 +218,21 @@ def test_a_response_without_masks_gives_no_loss(head: HeadKind, golden_models: M
 
 
 # ---- trained, written and loaded ----
-def trained(name: str, where: Path, micro_checkpoints: Path) -> Path:
+def trained(name: str, where: Path, parent: Path) -> Path:
     """An adapter of a few steps, beside the AR checkpoint of scale micro that it was trained on."""
-    parent = next(micro_checkpoints.glob("ar_sft-*"))
     chosen = recipe(MICRO, name)
     train(chosen, where / chosen.name, parent, lambda *_: None, lambda line: None)
     return where / chosen.name
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path) -> Path:
-    return trained("mars_gated_network", tmp_path_factory.mktemp("adapter"), micro_checkpoints)
+def parent(micro_checkpoints: Path) -> Path:
+    return next(micro_checkpoints.glob("ar_sft-*"))
 
 
 @pytest.fixture(scope="module")
-def parent(micro_checkpoints: Path) -> Path:
-    return next(micro_checkpoints.glob("ar_sft-*"))
+def made(tmp_path_factory: pytest.TempPathFactory, parent: Path) -> Path:
+    return trained("mars_gated_network", tmp_path_factory.mktemp("adapter"), parent)
 
 
 def answers(loaded: Loaded, method: str, **options: Any) -> list[Generation]:
@@ -253,11 +252,9 @@ def verify(loaded: Loaded, alone: Loaded) -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "_markov", "_network"])
-def test_a_trained_adapter_leaves_every_answer_as_it_was(
-    kind: str, made: Path, parent: Path, micro_checkpoints: Path, tmp_path: Path
-) -> None:
+def test_a_trained_adapter_leaves_every_answer_as_it_was(kind: str, made: Path, parent: Path, tmp_path: Path) -> None:
     """Guards against an adapter that is part of the model on disk or in decoding, a lost head, an unclear record."""
-    folder = made if kind == "_network" else trained(f"mars_gated{kind}", tmp_path, micro_checkpoints)
+    folder = made if kind == "_network" else trained(f"mars_gated{kind}", tmp_path, parent)
     base, adapted, record, of_base = load(parent), load(folder), records.finished(folder), records.finished(parent)
     assert isinstance(adapted.model, Adapted) and record is not None and of_base is not None
     verify(adapted, base)
@@ -281,9 +278,9 @@ def test_a_trained_adapter_leaves_every_answer_as_it_was(
         assert all(values.any() for values in kept.values()), "it has learned"
 
 
-def test_a_head_trained_with_mars_comes_with_its_model(micro_checkpoints: Path, tmp_path: Path) -> None:
+def test_a_head_trained_with_mars_comes_with_its_model(parent: Path, tmp_path: Path) -> None:
     """Guards against a head that is lost or left at its beginning, one among the model's weights, or in its tokens."""
-    folder = trained("mars_network", tmp_path, micro_checkpoints)
+    folder = trained("mars_network", tmp_path, parent)
     loaded, record = load(folder), records.finished(folder)
     assert isinstance(loaded.model, Adapted) and record is not None
     head, kept = loaded.model.adapter.head, load_file(folder / "draft_head.safetensors")
@@ -342,8 +339,7 @@ def test_commands_take_an_adapter(made: Path, parent: Path, tmp_path: Path) -> N
         "both": ["--model", base, "--adapter", str(made), "--method", "mars-verified"],
     }.items():
         out = tmp_path / f"{name}.jsonl"
-        files = ["--prompt-ids", str(prompts), "--out", str(out), "--max-new-tokens", "12"]
-        invoke("decode", *place, *files)
+        invoke("decode", *place, "--prompt-ids", prompts, "--out", out, "--max-new-tokens", "12")
         found[name] = json.loads(out.read_text())
     assert found["alone"] == found["both"]
     assert found["alone"]["tokens"] == found["base"]["tokens"]
@@ -371,8 +367,6 @@ def test_adapters_share_a_loaded_model(made: Path, parent: Path) -> None:
 
 
 # ---- refused ----
-
-
 def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-9])
 
@@ -417,14 +411,12 @@ def test_what_fits_no_model_is_refused(made: Path, parent: Path, micro_checkpoin
 
 
 SHIPPED_FOLDER = SHIPPED["smollm2-135m-adapter"]
-MOST_BYTES = 22e6
 
 
 def test_the_shipped_adapter_is_whole_and_decodes() -> None:
     """Guards against a file cut or forgotten, a path of another machine, and masks that a user must train first."""
     assert is_adapter(SHIPPED_FOLDER) and checked_base(str(SHIPPED_FOLDER)) == SHIPPED_FOLDER
-    files = [*SHIPPED_FOLDER.iterdir()]
-    assert sum(file.stat().st_size for file in files) < MOST_BYTES
+    assert sum(file.stat().st_size for file in SHIPPED_FOLDER.iterdir()) < 22e6
     assert is_known(base_of(SHIPPED_FOLDER)) and base_of(SHIPPED_FOLDER).removesuffix("-gguf") in MODELS
     record = records.finished(SHIPPED_FOLDER)
     assert record is not None and record.base_weights and record.recipe["head"] == "network"
