@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,11 +192,8 @@ def follow(copy: Path) -> None:
     (copy / "tasks" / "mini_parity").mkdir()
     (copy / "tasks" / "mini_parity" / "mini_parity.yaml").write_text(TASK.lstrip(), encoding="utf-8")
     insert(package / "world" / "__init__.py", '    "mini_humaneval": humaneval.sample', BENCHMARK)
-    insert(
-        package / "world" / "__init__.py",
-        "from marsbench.world.difficulty import",
-        "from marsbench.world import parity\n",
-    )
+    before = "from marsbench.world.difficulty import"
+    insert(package / "world" / "__init__.py", before, "from marsbench.world import parity\n")
     (package / "studies" / "figure7.py").write_text(PAGE)
     serving = package / "serving"
     insert(serving / "metrics.py", '    "marsbench:forwards": ', COUNTER)
@@ -226,7 +222,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path) -> P
 
 
 @pytest.fixture(scope="module")
-def said(copy: Path) -> SimpleNamespace:
+def said(copy: Path) -> dict[str, str]:
     """What the copy's commands print, typed one after the other in one process."""
     decode = ["marsbench", "decode", "--model", str(GOLDEN / "ar"), "--prompt-ids", "in.jsonl", "--eos-id", "2"]
     score = ["marsbench", "score", "--benchmark", "mini_parity", "--responses"]
@@ -254,40 +250,40 @@ def said(copy: Path) -> SimpleNamespace:
     program = [sys.executable, "-c", TYPING, *map(json.dumps, commands.values())]
     done = subprocess.run(program, capture_output=True, text=True, check=False, **where)
     assert done.returncode == 0, done.stdout + done.stderr
-    return SimpleNamespace(of=dict(zip(commands, json.loads(done.stdout.splitlines()[-1]), strict=True)))
+    return dict(zip(commands, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
 @pytest.mark.slow
-def test_a_method_is_two_files(copy: Path, said: SimpleNamespace) -> None:
+def test_a_method_is_two_files(copy: Path, said: dict[str, str]) -> None:
     """Guards against a method that has to be made known in a third place, before it decodes, is listed and tested."""
-    assert "stutter" in said.of["methods"] and "stutter, times = 2" in said.of["sweep"]
-    helps = [" ".join(text.split()) for name, text in said.of.items() if "--help" in name]
+    assert "stutter" in said["methods"] and "stutter, times = 2" in said["sweep"]
+    helps = [" ".join(text.split()) for name, text in said.items() if "--help" in name]
     assert len(helps) == 4 and all("--times" in one and "How often the last token is drafted." in one for one in helps)
     plain, ours = ([json.loads(line) for line in (copy / name).read_text().splitlines()] for name in ("ar", "stutter"))
     assert [row["tokens"] for row in ours] == [row["tokens"] for row in plain]
 
 
 @pytest.mark.slow
-def test_a_mini_benchmark_is_three_files(said: SimpleNamespace) -> None:
+def test_a_mini_benchmark_is_three_files(said: dict[str, str]) -> None:
     """Guards against a benchmark that has to be made known in a fourth place, or that changes what worlds train on."""
-    assert json.loads(said.of["streams"]) == eval(STREAMS, {"world": world})
-    assert "mini_parity" in said.of["benchmarks"] and "n = 2" in said.of["eval"]
-    assert [json.loads(said.of[name].splitlines()[-1])["accuracy"] for name in ("right", "wrong")] == [100.0, 0.0]
+    assert json.loads(said["streams"]) == eval(STREAMS, {"world": world})
+    assert "mini_parity" in said["benchmarks"] and "n = 2" in said["eval"]
+    assert [json.loads(said[name].splitlines()[-1])["accuracy"] for name in ("right", "wrong")] == [100.0, 0.0]
 
 
-def test_a_server_metric_is_two_files(said: SimpleNamespace) -> None:
+def test_a_server_metric_is_two_files(said: dict[str, str]) -> None:
     """Guards against a metric that has to be made known in a third place, before `/metrics` tells it."""
-    assert "# HELP marsbench:answers_cut_total Answers that their limit has cut." in said.of["metrics"]
-    assert 'marsbench:answers_cut_total{model_name="micro"} 1.0' in said.of["metrics"]
+    assert "# HELP marsbench:answers_cut_total Answers that their limit has cut." in said["metrics"]
+    assert 'marsbench:answers_cut_total{model_name="micro"} 1.0' in said["metrics"]
 
 
-def test_a_page_is_one_module(copy: Path, said: SimpleNamespace) -> None:
+def test_a_page_is_one_module(copy: Path, said: dict[str, str]) -> None:
     """Guards against a second place to enter a study in, which the next author forgets."""
     listed = subprocess.run([sys.executable, "-m", "nox", "-l"], cwd=copy, capture_output=True, text=True, check=True)
     assert "reproduce -> Reproduce any page by its name" in listed.stdout
-    assert "does one module suffice?" in said.of["tables"] and "marsbench reproduce figure7" in said.of["tables"]
-    assert "Figure 7 at scale micro: What a test asks" in said.of["plan"]
-    assert "figure7.md" in said.of["reproduce"] and "figure7.md" in said.of["report"]
+    assert "does one module suffice?" in said["tables"] and "marsbench reproduce figure7" in said["tables"]
+    assert "Figure 7 at scale micro: What a test asks" in said["plan"]
+    assert "figure7.md" in said["reproduce"] and "figure7.md" in said["report"]
     pages = {name: (copy / "reports" / "micro" / f"{name}.md").read_text() for name in ("figure7", "index")}
     assert "Two lines that a test has made up." in pages["figure7"] and "does one module suffice?" in pages["index"]
     places = [pages["index"].index(f"| {name} ") for name in ("Figure 6", "Figure 7", "Appendix A")]

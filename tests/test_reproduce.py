@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
-from made_up import answered, lines_of, measured, plan_of, publish, stored
+from made_up import ROOT, answered, lines_of, measured, plan_of, publish, stored
+from test_work import comparable
 from tools import forked, in_company, invoke
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -41,17 +42,13 @@ from marsbench.studies.lines import AR_SFT
 from marsbench.training.stages import recipe
 from marsbench.training.tokenizer import build_tokenizer
 
-ROOT = Path(__file__).resolve().parent.parent
+LITTLE_DATA = ROOT / "tests" / "data"
 MICRO = ["reproduce", "table2", "--scale", "micro", "--output"]
 
 
-def rows_of(output: Path) -> list[dict[str, Any]]:
+def rows_of(output: Path) -> list[dict[str, object]]:
     """The published rows without what may differ between two runs of one seed: times and origins."""
-    rows = []
-    for row in Workspace(output, "micro").rows:
-        if isinstance(row, (EvaluationRow, TrainingRow)):
-            rows.append({name: value for name, value in vars(row).items() if name not in ("seconds", "provenance")})
-    return rows
+    return comparable([row for row in Workspace(output, "micro").rows if isinstance(row, EvaluationRow | TrainingRow)])
 
 
 def test_every_cell_and_plain_checkpoints_are_there(reproduced: Path) -> None:
@@ -78,13 +75,12 @@ def test_every_cell_and_plain_checkpoints_are_there(reproduced: Path) -> None:
     assert record["recipe"]["stage"] == "mars" and record["provenance"]["versions"]["torch"]
 
 
-def answers_logged(count: int) -> Callable[[Path], bool]:
-    return lambda runs: sum(len(file.read_bytes().splitlines()) for file in runs.glob("answers/*.jsonl")) >= count
-
-
+ANSWERS = len(plan_of("table2").lines) * 6 * 8
 MOMENTS: dict[str, Callable[[Path], bool]] = {
     "while a state is written": lambda runs: any(runs.glob("checkpoints/block_diffusion-*.partial/checkpoint-*")),
-    "in the last answers": answers_logged(len(plan_of("table2").lines) * 6 * 8 - 20),
+    "in the last answers": lambda runs: (
+        sum(len(file.read_bytes().splitlines()) for file in runs.glob("answers/*.jsonl")) >= ANSWERS - 20
+    ),
 }
 
 
@@ -107,12 +103,12 @@ def test_killed_at_any_moment_it_resumes_to_the_same_rows(reproduced: Path, tmp_
 
 def test_what_is_there_is_used(reproduced: Path, tmp_path: Path) -> None:
     """Guards against results that are made again."""
-    shutil.copytree(reproduced, tmp_path / "copy")
-    output = str(tmp_path / "copy")
-    before = Workspace(tmp_path / "copy", "micro").row_file.read_bytes()
-    invoke("eval", "--benchmark", "mini_bbh", "--scale", "micro", "--output", output)
-    invoke("eval", "--benchmark", "mini_bbh", "--scale", "micro", "--output", output)
-    after = Workspace(tmp_path / "copy", "micro").row_file.read_bytes()
+    output = shutil.copytree(reproduced, tmp_path / "copy")
+    rows = Workspace(output, "micro").row_file
+    before = rows.read_bytes()
+    for _ in range(2):
+        invoke("eval", "--benchmark", "mini_bbh", "--scale", "micro", "--output", output)
+    after = rows.read_bytes()
     assert after.startswith(before) and after.count(b"\n") == before.count(b"\n") + 1
 
 
@@ -182,7 +178,6 @@ def test_tables_train_every_block_size_and_share_cells(little: Callable[..., Run
         assert cells[arm.name].checkpoint == weights[arm.trained]
         assert cells[arm.name].options == arm.options and len(cells[arm.name].correct) == 2
     assert len(set(weights.values())) == 5
-
     before = set(run.row_file.rows())
     shared = replace(plan_of("table4").lines[1], name="other_name")
     again = measured(run, TablePlan("0", "shares a cell, and asks one question", (shared,)))
@@ -254,10 +249,8 @@ def test_parts_race_all_contenders(little: Callable[..., Run], monkeypatch: pyte
         part = replace(little(), benchmarks=(), limit=None, shard=(number, 2))
         reproduce_part([study_of("speedup")], part, Here(part.workspace.logs, part.reporter), quick=True)
     assert len(raced) == 2 * len(grid.batch_sizes)
-    assert raced[0] | raced[-1] == {line.name for line in grid.contenders} and raced[0] & raced[-1] == {
-        "ar",
-        "hf-generate",
-    }
+    assert raced[0] | raced[-1] == {line.name for line in grid.contenders}
+    assert raced[0] & raced[-1] == {"ar", "hf-generate"}
 
 
 def test_a_table_asks_its_own_benchmarks_only(little: Callable[..., Run]) -> None:
@@ -270,9 +263,6 @@ def test_a_table_asks_its_own_benchmarks_only(little: Callable[..., Run]) -> Non
 
 
 # ---- the real benchmarks, on a few rows of each ---------------------------------------------------------------------
-LITTLE_DATA = Path(__file__).parent / "data"
-
-
 def test_real_benchmarks_run_end_to_end(reproduced: Path, tmp_path: Path) -> None:
     """Guards against a benchmark that needs the hub although its data is here, and a table that one gap kills."""
     shutil.copytree(reproduced / "runs", tmp_path / "runs")

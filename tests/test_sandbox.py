@@ -506,15 +506,13 @@ def test_completions_by_hand() -> None:
     with patch.object(humaneval, "record_outputs", wraps=humaneval.record_outputs) as recorded:
         assert score_programs([(FIB, program)] * 2, PROBLEMS) == ["passed base only"] * 2
     assert len(recorded.call_args[0][0]) == 1, "a reference runs once, however many programs there are"
-    for word, expected in {"passed": (1.0, 1.0), "passed base only": (1.0, 0.0), "failed": (0.0, 0.0)}.items():
-        numbers = pass_at_1({}, [word])
-        assert (numbers["pass@1"], numbers["pass@1_plus"]) == expected
+    for word, base, plus in (("passed", 1.0, 1.0), ("passed base only", 1.0, 0.0), ("failed", 0.0, 0.0)):
+        assert pass_at_1({}, [word]).items() >= {"pass@1": base, "pass@1_plus": plus}.items()
     code = "import time\ndef wait(*seconds):\n    time.sleep(seconds[{index}])"
     inputs = [[0.0, 0.6, 1.6], [0.4, 1.3, 1.3]]  # limits: 1.0 s and about 1.6 s
     problem = Problem(Program(code.format(index=0), "wait", inputs, None), 1)
     programs = [("W/0", code.format(index=index)) for index in (0, 1, 2)]
-    scores = score_programs(programs, {"W/0": problem})
-    assert scores == ["passed", "passed", "timeout"]
+    assert score_programs(programs, {"W/0": problem}) == ["passed", "passed", "timeout"]
 
 
 RECORDS = lines_of(FIXTURE / humaneval.LOCAL_FILE)

@@ -131,7 +131,6 @@ def test_memory_of_a_step_counts_what_the_backward_pass_needs() -> None:
     assert tensors() == before
 
 
-# ---- cycles ----
 def test_the_rate_rises_stays_and_falls_in_every_cycle() -> None:
     """Guards against a rate that falls once at the end or misses its peak, and moments of the last cycle's end."""
     for begun in (0, 12_000, 24_000):
@@ -291,18 +290,13 @@ def test_a_process_near_its_limit_makes_room(
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:
     """Guards against the memory of a whole machine, of which a container may take a part."""
-    for name, text in (
-        ("memory.max", "1000\n"),
-        ("memory.current", "700"),
-        ("memory.stat", "file 9\ninactive_file 50"),
-    ):
-        (tmp_path / name).write_text(text)
+    for name, text in {"max": "1000\n", "current": "700", "stat": "file 9\ninactive_file 50"}.items():
+        (tmp_path / f"memory.{name}").write_text(text)
     assert memory._left_in_container(tmp_path) == 350
     (tmp_path / "memory.max").write_text("max\n")
     assert memory._left_in_container(tmp_path) is None is memory._left_in_container(tmp_path / "nowhere")
 
 
-# ---- whole trainings ----
 @pytest.fixture(scope="module")
 def scale(tmp_path_factory: pytest.TempPathFactory) -> Preset:
     """Scale 135m with a base of toy size."""
@@ -337,7 +331,6 @@ def test_a_training_in_pieces_learns_the_same_and_resumes_so(
     assert (resumed.weights, resumed.losses) == (whole.weights, whole.losses)
 
 
-# ---- how fast it is ----
 def test_the_speed_of_a_training_is_that_of_its_own_steps(scale: Preset) -> None:
     """Guards against steps that are counted but not timed, tokens of other steps, and a peak without the training."""
     found = training_speed(recipe(scale, training_speed_module.STAGES[0]), steps=2)
