@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,21 +54,18 @@ TALK = [
     {"role": "user", "content": "Two plus two?"},
     {"role": "assistant", "content": "Four."},
 ]
-WORDS = ("One plus one is two. system user assistant",) * 10
 REAL = ["0.5b", "7b"]  # the paper's
 
 
-def base_tokenizer(texts: Sequence[str] = WORDS, vocabulary_size: int = 300) -> PreTrainedTokenizerFast:
+def base_tokenizer() -> PreTrainedTokenizerFast:
     """A tokenizer like a pretrained Qwen2.5 base's: no `<|mask|>`, and an EOS that ends documents, not turns."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
-    core.train_from_iterator(texts, trainer)
+    bpe = trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    core.train_from_iterator(["One plus one is two. system user assistant"] * 10, bpe)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=special[0], pad_token=special[0])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
@@ -121,18 +117,17 @@ def test_real_scales_have_the_papers_hyper_parameters() -> None:
         assert chosen.budget.total_steps(384_000, 1) == 5000
         assert chosen.budget.total_steps(384_001, STAGES["ar_sft_2x"].passes) == 10_001
         assert preset(scale).max_new_tokens == 256
+        assert lineage(preset(scale), "mars") == ["ar_sft", "mars"]
+        assert chosen.parent is None
+        for stage in ("base", "draft_mars"):
+            with pytest.raises(UserError, match="does not train"):
+                recipe(preset(scale), stage)
     rows = {scale: preset(scale).pretrained.rows_per_device for scale in REAL}  # type: ignore[union-attr]
     assert share_of_batch(384, 8, rows["0.5b"]["mars"]) == (48, 1)
     assert share_of_batch(384, 8, rows["7b"]["ar"]) == (24, 2)
     assert share_of_batch(384, 8, rows["7b"]["mars"]) == (12, 4)
     with pytest.raises(UserError, match="5 processes"):
         share_of_batch(384, 5)
-    for scale in map(preset, REAL):
-        assert lineage(scale, "mars") == ["ar_sft", "mars"]
-        assert recipe(scale, "ar_sft").parent is None
-        for stage in ("base", "draft_mars"):
-            with pytest.raises(UserError, match="does not train"):
-                recipe(scale, stage)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 6, 16, 384])
@@ -146,9 +141,7 @@ def test_the_batch_of_a_step_is_the_same_for_any_number_of_processes(processes: 
 def test_options_of_a_training_are_part_of_its_key(tmp_path: Path) -> None:
     """Guards against a checkpoint that is taken for one of another base, other data or another budget."""
     scale, data = preset("0.5b"), save_chat(tmp_path / "chat.jsonl", TALK)
-    changes: list[dict[str, Any]] = [
-        {}, {"base": "other/base"}, {"chat_data": str(data)}, {"steps": 7}, {"batch_size": 8},
-    ]  # fmt: skip
+    changes: Any = [{}, {"base": "other/base"}, {"chat_data": str(data)}, {"steps": 7}, {"batch_size": 8}]
     keys = {recipe(scale.adapted(**change), "mars").key for change in changes}
     save_chat(data, TALK, TALK)
     keys.add(recipe(scale.adapted(chat_data=str(data)), "mars").key)
@@ -267,17 +260,12 @@ def test_passes_are_whole_and_differ() -> None:
 
 
 # ---- training from a pretrained base ---------------------------------------------------------------------------------
-def train_mars(base: Path, output: Path) -> Path:
-    """Two steps of AR SFT and of MARS from a base; returns the finished checkpoint."""
-    data = save_chat(output / "chat.jsonl", *[TALK] * 6)
-    return Path(train("mars", base, data, output).stdout.strip())
-
-
 @pytest.mark.parametrize(("spare_rows", "grown"), [(5, 0), (0, 1)])
 def test_training_from_a_pretrained_base(spare_rows: int, grown: int, tmp_path: Path) -> None:
     """Guards against a checkpoint without mask token or end of turn, and embeddings that grow needlessly or not."""
     base = save_base(tmp_path / "base", spare_rows=spare_rows)
-    folder = train_mars(base, tmp_path)
+    data = save_chat(tmp_path / "chat.jsonl", *[TALK] * 6)
+    folder = Path(train("mars", base, data, tmp_path).stdout.strip())
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     before = AutoModelForCausalLM.from_pretrained(base)
     assert tokenizer.mask_token == "<|mask|>" and tokenizer.mask_token_id < model.config.vocab_size
@@ -296,9 +284,7 @@ def test_training_from_a_pretrained_base(spare_rows: int, grown: int, tmp_path: 
 # ---- released checkpoints --------------------------------------------------------------------------------------------
 def renamed(base: Path, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> Path:
     """The same checkpoint as one that brings an architecture of its own, with code that must not run."""
-    folder.mkdir()
-    for file in base.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(base, folder)
     config = json.loads((base / "config.json").read_text())
     config |= {"model_type": "mars_qwen2", "architectures": ["MarsQwen2ForCausalLM"]}
     config["auto_map"] = {"AutoConfig": "modeling.MarsConfig", "AutoModelForCausalLM": "modeling.MarsQwen2ForCausalLM"}
@@ -329,22 +315,19 @@ def test_a_table_takes_published_checkpoints_unless_told_to_train(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against 200 GPU hours spent on a checkpoint that is there, and against a stage that forgets its name."""
-
-    def of(scale: Preset) -> Checkpoints:
-        return Checkpoints(Run(scale, Workspace(tmp_path, scale.scale)))
-
     trained: list[str] = []
     monkeypatch.setattr(Checkpoints, "train", lambda self, chosen: trained.append(chosen.stage))
     scale = preset("7b").with_checkpoints([f"ar_sft={base}"])
-    assert of(scale).load(TrainedStage.of("ar_sft")).stage == "ar_sft"
-    assert of(scale).path(TrainedStage.of("base")) == "Qwen/Qwen2.5-7B-Instruct"
-    assert of(scale).path(TrainedStage("mars", 8)) == preset("7b").published["mars-b8"]
-    assert of(scale).path(TrainedStage.of("ar_sft", 8)) == str(base), "a window of 8 is no other checkpoint"
-    named = scale.with_checkpoints(["mars=four", "mars-b16=sixteen"])
-    found = [of(named).path(TrainedStage("mars", size)) for size in (4, 8, 16)]
-    assert found == ["four", preset("7b").published["mars-b8"], "sixteen"]
+    found = of(scale, tmp_path)
+    assert found.load(TrainedStage.of("ar_sft")).stage == "ar_sft"
+    assert found.path(TrainedStage.of("base")) == "Qwen/Qwen2.5-7B-Instruct"
+    assert found.path(TrainedStage("mars", 8)) == preset("7b").published["mars-b8"]
+    assert found.path(TrainedStage.of("ar_sft", 8)) == str(base), "a window of 8 is no other checkpoint"
+    named = of(scale.with_checkpoints(["mars=four", "mars-b16=sixteen"]), tmp_path)
+    paths = [named.path(TrainedStage("mars", size)) for size in (4, 8, 16)]
+    assert paths == ["four", preset("7b").published["mars-b8"], "sixteen"]
     assert trained == []
-    of(scale.with_checkpoints([], train_all=True)).path(TrainedStage.of("ar_sft"))
+    of(scale.with_checkpoints([], train_all=True), tmp_path).path(TrainedStage.of("ar_sft"))
     assert trained == ["ar_sft"]
     with pytest.raises(UserError, match="names no stage"):
         scale.with_checkpoints(["mars"])
@@ -483,7 +466,7 @@ def shipping(tmp_path: Path, micro_checkpoints: Path, monkeypatch: pytest.Monkey
 
 
 def of(scale: Preset, folder: Path) -> Checkpoints:
-    return Checkpoints(Run(scale, Workspace(folder / "out", "micro")))
+    return Checkpoints(Run(scale, Workspace(folder / "out", scale.scale)))
 
 
 def test_a_shipped_base_is_the_trained_one_in_bf16(shipping: Preset, micro_checkpoints: Path) -> None:

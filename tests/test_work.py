@@ -13,10 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 from filelock import FileLock
 from safetensors.torch import load_file
+from serving_client import eventually
 from small_work import count_and_die, do, fail, is_there, its_number, nothing, stay
 
 from marsbench.errors import UserError
@@ -40,7 +40,6 @@ from marsbench.training import checkpoints
 from marsbench.training.records import finished
 from marsbench.training.stages import recipe
 
-TIMES = ("seconds", "provenance")  # of a row; what may differ from run to run
 PARENTS = {"base": None, "sft": "base", "draft": None, "mars": "sft", "medusa": "sft", "longer": "base"}
 
 
@@ -160,18 +159,12 @@ def test_who_idles_gives_back_its_gpu_for_a_race(tmp_path: Path) -> None:
 
 def wait_for(file: Path, patience: float = 60.0) -> str:
     """What a file holds, once it holds something."""
-    until = time.monotonic() + patience
-    while not (file.exists() and file.read_text()):
-        assert time.monotonic() < until, f"{file} does not come"
-        time.sleep(0.05)
+    assert eventually(lambda: file.exists() and file.read_text(), patience), f"{file} does not come"
     return file.read_text()
 
 
 def assert_ends(process: int) -> None:
-    until = time.monotonic() + 120  # a machine with much else to do takes long
-    while psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until, "it works on"
-        time.sleep(0.05)
+    assert eventually(lambda: not is_there(Path(), [process])), "it works on"
 
 
 DRIVER = """
@@ -218,11 +211,8 @@ def test_ends_are_shown_by_the_work_that_is_done(tmp_path: Path, monkeypatch: py
     assert len([*work.shown(SimpleNamespace(run=ends), tasks, run)]) == 4  # type: ignore[arg-type]
     assert notes[0] == "0 of 40: 0 pieces done"
     assert notes[1:] == [f"{10 * done} of 40: {done} pieces done; {'abcd'[done]}: {done + 1}/9" for done in range(4)]
-    assert heard[:3] == [
-        "4 pieces of work, by their seconds",
-        "done: a, less than a minute",
-        f"failed: b: no luck (see {tmp_path}/b.log)",
-    ]
+    ended = ["done: a, less than a minute", f"failed: b: no luck (see {tmp_path}/b.log)"]
+    assert heard[:3] == ["4 pieces of work, by their seconds", *ended]
 
 
 # ---- the work of a run ----------------------------------------------------------------------------------------------
@@ -256,7 +246,7 @@ def run_in(folder: Path, checkpoints: Path | None, **more: Any) -> Run:
 
 def comparable(rows: Sequence[Row]) -> list[dict[str, object]]:
     """Rows without what may differ from run to run."""
-    return [{name: value for name, value in vars(row).items() if name not in TIMES} for row in rows]
+    return [{name: value for name, value in vars(row).items() if name not in ("seconds", "provenance")} for row in rows]
 
 
 def test_a_page_made_of_pieces_is_the_page(
