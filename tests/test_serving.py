@@ -88,9 +88,8 @@ def test_openai_client_streams_and_knows_our_errors(client: openai.OpenAI) -> No
     asked: Any = {"model": "micro", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24}
     extra = {"threshold": 0.1}
     whole = client.chat.completions.create(**asked, extra_body=extra)
-    chunks = list(
-        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}, extra_body=extra)
-    )
+    streamed = asked | {"stream": True, "stream_options": {"include_usage": True}}
+    chunks = list(client.chat.completions.create(**streamed, extra_body=extra))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant" and chunks[0].choices[0].delta.content

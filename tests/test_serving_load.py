@@ -53,11 +53,9 @@ def test_numbers_of_a_lap() -> None:
     assert typical([3.0]).interval.low == 0 and typical([2.0, 2.0]).interval.high == pytest.approx(2.0)
     cells = LoadCells.of(made_up(name, "together", 1.0, 0, 1.0) for name in (policies.AR.name, policies.VERIFIED.name))
     assert cells.same_answers() == (2, 2)
-    cells[policies.VERIFIED.name, "together", 1.0] = [
-        made_up(policies.VERIFIED.name, "together", 1.0, 0, 1.0, answers=["a", "c", "d"])
-    ]
-    assert cells.same_answers() == (1, 2)
-    assert cells.full == 0
+    other = made_up(policies.VERIFIED.name, "together", 1.0, 0, 1.0, answers=["a", "c", "d"])
+    cells[policies.VERIFIED.name, "together", 1.0] = [other]
+    assert cells.same_answers() == (1, 2) and cells.full == 0
     cell = policies.Cell(policies.AR, "steady", 0.5, 0)
     draws = [arrivals(random.Random(seed), cell, 40.0, EFFORT) for seed in range(40)]
     assert sum(map(len, draws)) == pytest.approx(40 * 5 * 20, rel=0.05)
@@ -109,17 +107,15 @@ def test_the_page_judges_the_claims() -> None:
     same = {policy.name: 1.0 for policy in policies.POLICIES}
     page = STUDY.render(page_rows(same | {policies.FAST.name: 4.0}), "mini")
     assert "a full server at tau = 0.5: 4.00 [4.00, 4.00]" in page and verdict(page) == "open"
-    assert verdict(STUDY.render(page_rows(same), "mini")) == "open"
+    plain = STUDY.render(page_rows(same), "mini")
+    assert verdict(plain) == "open"
     assert verdict(STUDY.render(page_rows(same | {policies.BY_ROWS.name: 1.5}), "mini")) == "holds in the toy"
-    assert STUDY.render([*page_rows(same), *page_rows({"another policy": 0.5})], "mini") == STUDY.render(
-        page_rows(same), "mini"
-    )
+    assert STUDY.render([*page_rows(same), *page_rows({"another policy": 0.5})], "mini") == plain
     served = STUDY.render([replace(row, took=10.0) if row.load == policies.AT_ONCE
                            and row.shape == "together" else row for row in page_rows(same)], "mini")  # fmt: skip
     assert "| 0.50 [" in served.partition("## What HTTP costs")[2].partition("##")[0]
     busy = [replace(row, others_cores=[0.5]) for row in page_rows(same)]
     assert "was not idle" in STUDY.render(busy, "mini") and "was not idle" not in served
-
     assert STUDY.timed
 
 
@@ -137,10 +133,9 @@ def test_the_study_runs_and_resumes(micro_checkpoints: Path, tmp_path: Path, mon
     (tmp_path / "runs" / "micro" / "checkpoints").symlink_to(micro_checkpoints)
     run = Run(preset("micro"), Workspace(tmp_path, "micro"))
     rows = [row for row in serving_rows(run) if isinstance(row, ServingRow)]
-    effort = policies.effort_at(preset("micro"))
-    assert {(row.policy, row.shape, row.load) for row in rows} == {
-        (cell.policy.name, cell.shape, cell.load) for cell in effort.cells()
-    }
+    cells = policies.effort_at(preset("micro")).cells()
+    asked = {(cell.policy.name, cell.shape, cell.load) for cell in cells}
+    assert {(row.policy, row.shape, row.load) for row in rows} == asked
     for row in rows:
         assert row.answered == row.requests and row.right is not None
         assert row.whole[0] >= row.first_token[0] > 0 and row.waited <= 1.01 * row.took * row.answered
