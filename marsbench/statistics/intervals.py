@@ -291,9 +291,4 @@ def _gap(a: _Values, b: _Values) -> _Values:
 def _heights(curve: _Values, at: _Values) -> _Values:
     """Height of a curve [2, points, draws] at positions [positions, draws]; flat before the first point, and behind."""
     x, y = np.take_along_axis(curve, np.argsort(curve[:1], axis=1, kind="stable"), axis=1)
-    heights: _Values = np.where(at < x[0], y[0], y[-1])
-    for left, right, low, high in zip(x, x[1:], y, y[1:], strict=False):
-        with np.errstate(invalid="ignore", divide="ignore"):  # two points above each other: the interval is empty
-            between = (high - low) / (right - left) * (at - left) + low
-        heights = np.where((left <= at) & (at < right), between, heights)
-    return heights
+    return np.stack([np.interp(*of_draw) for of_draw in zip(at.T, x.T, y.T, strict=True)], axis=-1)
