@@ -107,7 +107,7 @@ def _real(rows: Sequence[Row]) -> dict[str, str]:
     lost, cells = on_gpu.LOST.of(rows), on_gpu.cells_of(rows)
     trained = next(iter(latest_stages(rows).values()), None)
     return {
-        **said.numbers_of((*on_gpu.CLAIMS, on_gpu.LOST), {0: rows}),
+        **said.numbers_of(claim.with_beside({0: rows}) for claim in (*on_gpu.CLAIMS, on_gpu.LOST)),
         "paper_tokens": said.published(on_gpu.CLAIMS[0]),
         "real_base": plus_minus(cells[on_gpu.BASE]["ifeval"].accuracy, 1, factor=100) if on_gpu.BASE in cells else "",
         "real_asked": f"{lost.estimate.n if lost.estimate else 0}",

@@ -72,14 +72,14 @@ def claims_table(entries: Iterable[tuple[Sequence[str], str, Finding]], *heads: 
     return table(head, lines, text=range(len(head)))
 
 
-def numbers_of(claims: Iterable[Claim], seeds: BySeed) -> dict[str, str]:
+def numbers_of(findings: Iterable[Finding]) -> dict[str, str]:
     """For slots of a layout: `name` is a claim's number, `by_name` a difference in words; empty if it is not measured.
 
     `name1` is the first number that is shown beside the claim's, `name2` the second.
     """
     known = {
         f"{one.claim.name.replace('-', '_')}{place or ''}": each
-        for one in (finding(claim, seeds) for claim in claims)
+        for one in findings
         for place, each in enumerate([one, *[beside for _, beside in one.beside]])
     }
     numbers = {name: one.number if one.estimate else "" for name, one in known.items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marsbench.findings.cells import Cells, latest_cells
-from marsbench.findings.claims import Claim, Section
+from marsbench.findings.claims import Claim, Section, finding
 from marsbench.findings.collection import RACED, Query
 from marsbench.findings.in_words import machines
 from marsbench.findings.seeds import BySeed
@@ -108,7 +108,8 @@ class Study(Item):
 
     def prose(self, rows: Sequence[Row], scale: str, seeds: BySeed, **more: str) -> list[str]:
         """The parts of its layout, filled; `more` slots are of all pages of its kind."""
-        common = common_slots(rows, scale, seeds) | numbers_of((*self.claims, *self.numbers), seeds) | more
+        found = [finding(claim, seeds) for claim in (*self.claims, *self.numbers)]
+        common = common_slots(rows, scale, seeds) | numbers_of(found) | more
         return filled(__package__, self.layout or f"prose/{self.key}.md", {**common, **self.slots(rows, scale, seeds)})
 
     def draw(self, seeds: Seeds, reports_dir: Path) -> list[Path]:
