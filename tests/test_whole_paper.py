@@ -308,7 +308,7 @@ def test_the_registry_is_the_papers() -> None:
         study_of("table99")
     sections = {item.section for item in items()}
     for study in studies().values():
-        for claim in (*study.more_claims, *study.claims):
+        for claim in (*study.numbers, *study.claims):
             assert claim.page == study.key
             assert claim.section in sections or claim.section is ABSTRACT
             assert claim.name or claim.section is None, "pages find the paper's claims by their names"

@@ -48,7 +48,7 @@ def study_of(name: str) -> Study:
 
 
 def claims() -> list[Claim]:
-    return [claim for study in studies().values() for claim in (*study.more_claims, *study.claims)]
+    return [claim for study in studies().values() for claim in (*study.numbers, *study.claims) if claim.text]
 
 
 def pages() -> dict[str, Query]:

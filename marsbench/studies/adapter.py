@@ -104,7 +104,6 @@ CLAIMS = (
 STUDY = TablePage(
     asks="does MARS draft better than an adapter that leaves the model as it is?",
     order=3,
-    in_paper=False,
     plan=PLAN,
     claims=CLAIMS,
     lines=(

@@ -124,7 +124,6 @@ def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
 STUDY = Study(
     asks="which tokens does a threshold change?",
     order=4,
-    in_paper=False,
     on="table8",
     plan=PLAN,
     measure=_measured,

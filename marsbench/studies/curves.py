@@ -213,7 +213,6 @@ def _figure(seeds: Seeds, curves: Sequence[str], path_stem: Path) -> list[Path]:
 STUDY = Study(
     asks="would more training, another base or size change the tables?",
     order=3,
-    in_paper=False,
     on="regime",
     plan=PLAN,
     trained_before=True,

@@ -140,6 +140,7 @@ STUDY = TablePage(
     name="Gains",
     asks="does MARS emit more tokens per forward pass than other ways to draft?",
     order=2,
+    in_paper=True,
     plan=MEASURED,
     table=PLAN,
     claims=(
@@ -273,7 +274,6 @@ def _raced(rows: Sequence[Row]) -> str:
 TRIED = TablePage(
     asks="does every rival have its best setting?",
     order=3,
-    in_paper=False,
     on="gains",
     plan=TablePlan(
         "rivals",

@@ -75,7 +75,6 @@ _BESIDE = {
 STUDY = TablePage(
     asks="what do AR SFT and MARS come to with four times the training?",
     order=2,
-    in_paper=False,
     on="table2",
     plan=PLAN,
     claims=(

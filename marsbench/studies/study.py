@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +52,7 @@ class Study(Item):
 
     layout: str = ""  # its prose, below this folder; by default prose/KEY.md
     slots: Slots = lambda rows, scale, seeds: {}  # of the layout, beside those that any may have
-    numbers: tuple[Claim, ...] = ()  # that its prose has, beside those of its claims
+    numbers: tuple[Claim, ...] = ()  # that its prose has, beside those of its claims; one with a text is judged, too
     figures: Callable[[Seeds, Path], list[Path]] = lambda seeds, folder: []  # writes them below a folder
     measure: "Callable[[Run], list[Row]] | None" = None  # makes its rows other than answers and those of races
     kinds: tuple[type[Row], ...] = ()  # what those rows are
@@ -67,16 +66,17 @@ class Study(Item):
     trained_before: bool = False  # measures existing checkpoints alone: to train all takes hours
     holds: tuple[Item, ...] = ()  # further items on its page
     claims: tuple[Claim, ...] = ()  # shown on its page
-    more_claims: tuple[Claim, ...] = ()  # decided by its rows, not shown on its page
     prepared: Callable[[Sequence[Row]], Sequence[Row]] = list  # what first derives rows from those of one seed
-    in_paper: bool = True  # whether it is part of reproducing the whole paper
+    in_paper: bool = False  # whether it is part of reproducing the whole paper, as all with a section of it are
 
     def __post_init__(self) -> None:
         if self.plan is not None:
             object.__setattr__(self, "key", self.key or self.plan.key)
             object.__setattr__(self, "name", self.name or self.plan.name)
+        of_paper = any(item.section for item in (self, *self.holds))
+        object.__setattr__(self, "in_paper", self.in_paper or of_paper)
         common: dict[str, Any] = {"page": self.key, "prepared": self.prepared}
-        for name in ("claims", "more_claims"):  # one without a section of the paper is ours
+        for name in ("claims", "numbers"):  # one without a section of the paper is ours
             sections = [(claim, None if claim.ours else claim.section or self.section) for claim in getattr(self, name)]
             placed = tuple(replace(claim, section=section, **common) for claim, section in sections)
             object.__setattr__(self, name, placed)
@@ -132,11 +132,6 @@ class Study(Item):
 
     def trains(self, scale: Preset, quick: bool = False) -> list[TrainedStage]:
         return [] if self.trained_before else list(dict.fromkeys([*self.shows(scale, quick), *self.stages]))
-
-
-def measured_by(module: str, function: str) -> "Callable[[Run], list[Row]]":
-    """The function that makes a study's rows, by its name; it is imported when it is called."""
-    return lambda run: getattr(import_module(module), function)(run)
 
 
 @dataclass(frozen=True, kw_only=True)

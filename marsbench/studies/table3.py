@@ -83,7 +83,6 @@ _HELPS_MORE = gains_more(
 IN_PAPERS_ALIGNMENT = TablePage(
     asks="in the paper's own alignment, does the SFT loss help more at larger blocks?",
     order=3,
-    in_paper=False,
     on="table3",
     plan=PLAN_ALIGNED,
     claims=(_HELPS_MORE,),
@@ -126,7 +125,6 @@ def _helps(size: int) -> Iterator[Claim]:
 BLOCKS_LONG = TablePage(
     asks="with more training, do larger blocks and the SFT loss pay?",
     order=3,
-    in_paper=False,
     on="table3",
     plan=PLAN_LONG,
     trained_before=True,

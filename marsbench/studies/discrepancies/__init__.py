@@ -166,6 +166,7 @@ def _load(sweep: SweepCells, seeds: BySeed) -> tuple[str, str]:
 STUDY = Study(
     asks="does it matter where paper and code differ?",
     order=1,
+    in_paper=True,
     plan=PLAN,
     races=_races,
     layout="discrepancies/page.md",

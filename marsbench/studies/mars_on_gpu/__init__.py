@@ -132,7 +132,6 @@ STUDY = Study(
     order=6,
     on="real-model",
     leads=True,
-    in_paper=False,
     also=(PLAN,),
     layout="mars_on_gpu/page.md",
     slots=_slots,

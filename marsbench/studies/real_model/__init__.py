@@ -308,7 +308,6 @@ def _best_lossless(sweep: SweepCells, stages: Collection[str] = (BASE, *ADAPTED)
 STUDY = Study(
     asks="how fast is lossless drafting for a real model on a laptop?",
     order=7,
-    in_paper=False,
     plan=PLAN,
     races=_grids,
     also=(IN_BF16,),

@@ -144,7 +144,6 @@ def _criteria(seeds: BySeed) -> str:
 STUDY = Study(
     asks="is fine-tuning as gentle, and the base as well trained, as in the paper?",
     order=0,
-    in_paper=False,
     plan=PLAN,
     layout="regime/page.md",
     slots=_slots,
@@ -193,7 +192,6 @@ def _draw(seeds: Seeds, plan: TablePlan, path_stem: Path) -> list[Path]:
 MAP = TablePage(
     asks="with which base, learning rate and block size does MARS pay?",
     order=3,
-    in_paper=False,
     on="regime",
     plan=MAP_PLAN,
     claims=(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain, product
 from math import exp, inf, log
+from pkgutil import resolve_name
 from statistics import fmean
 
 from marsbench.findings.claims import TIMES, Claim, Measured
@@ -16,7 +17,7 @@ from marsbench.statistics.decisions import Bound
 from marsbench.statistics.intervals import Estimate, Interval, reach
 from marsbench.studies.serving import policies
 from marsbench.studies.serving.policies import AR, AT_ONCE, BY_ROWS, FAST, FEW, POLICIES, VERIFIED, Policy
-from marsbench.studies.study import Study, measured_by
+from marsbench.studies.study import Study
 
 
 class LoadCells(dict[tuple[str, str, float], list[ServingRow]]):
@@ -225,9 +226,8 @@ STUDY = Study(
     name="Serving under load",
     asks="what do users of a server get, and does a low tau help?",
     order=6,
-    in_paper=False,
     timed=True,
-    measure=measured_by("marsbench.studies.serving.measuring", "serving_rows"),
+    measure=lambda run: resolve_name("marsbench.studies.serving.measuring:serving_rows")(run),
     kinds=(ServingRow,),
     stages=(TrainedStage("mars", 4),),
     layout="serving/page.md",
