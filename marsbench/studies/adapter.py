@@ -18,14 +18,7 @@ _LOSSLESS = (
     verified("groups", 4, stage="mars_gated"),
     verified("linear", 5, 0.5, stage="mars_gated"),
 )
-_SIZES = tuple(
-    Line(name, f"AR SFT with {words}, verified, groups (W = 4)", stage, _GROUPS.method, _GROUPS.options)
-    for name, words, stage in (
-        ("gated_groups_2x", "an adapter trained twice as long", "mars_gated_2x"),
-        ("wide_groups", "an adapter of three times the rank", "mars_gated_wide"),
-        ("wide_groups_2x", "one of three times the rank trained twice as long", "mars_gated_wide_2x"),
-    )
-)
+_SIZES = [verified("groups", 4, stage=stage) for stage in ("mars_gated_2x", "mars_gated_wide", "mars_gated_wide_2x")]
 _WINDOWS = (drafting("mars_gated", "an adapter", 8), *[headed(kind, window) for window in (4, 8) for kind in HEADS])
 _STRONG, _STRONG_WORDS = "mars_gated_network_strong", "an adapter and a network whose maps count sixteen times"
 _STRONGER = (  # beside AR decoding of their own base, which may be another training of AR SFT
@@ -62,11 +55,10 @@ PLAN = TablePlan(
         verified("groups", 4, stage="mars_network"),
         *[mars("mars_network", 4, threshold) for threshold in (0.99, 0.95)],
         Line("ar_of_hard", "MARS at the adapter's rate, AR decoding", "mars_hard", "ar"),
-        Line("hard_groups", "MARS at the adapter's rate, verified, groups (W = 4)", "mars_hard", _GROUPS.method,
-            _GROUPS.options),
+        verified("groups", 4, stage="mars_hard"),
     ),
     own="Adapter",
-)  # fmt: skip
+)
 
 
 def _unchanged(rows: Sequence[Row]) -> str:
@@ -118,8 +110,8 @@ STUDY = TablePage(
     ),
     drawing=accuracy_figure(
         {  # adapters trained as long as MARS, and twice as long
-            "adapter": ("gated_groups", "gated_groups_2x"),
-            "adapter of three times the rank": ("wide_groups", "wide_groups_2x"),
+            "adapter": ("gated_groups", "gated_2x_groups"),
+            "adapter of three times the rank": ("wide_groups", "wide_2x_groups"),
             "MARS": (_GROUPS.name,),
             "MARS at the adapter's rate": ("hard_groups",),
         }

@@ -51,7 +51,11 @@ def mars_name(stage: str, block_size: int, threshold: float | None = None) -> st
 _VERIFIED = {  # stage -> what the names of its lossless lines begin with, and its words
     "mars": ("verified", "MARS"),
     "mars_network": ("mars_network", "MARS with a draft head,"),
+    "mars_hard": ("hard", "MARS at the adapter's rate,"),
     "mars_gated": ("gated", "AR SFT with an adapter,"),  # which answers for the masks of AR SFT
+    "mars_gated_2x": ("gated_2x", "AR SFT with an adapter trained twice as long,"),
+    "mars_gated_wide": ("wide", "AR SFT with an adapter of three times the rank,"),
+    "mars_gated_wide_2x": ("wide_2x", "AR SFT with one of three times the rank trained twice as long,"),
 }
 
 
