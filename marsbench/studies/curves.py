@@ -9,7 +9,7 @@ from marsbench.findings.cells import BENCHMARKS, latest_stages
 from marsbench.findings.in_words import machines, plus_minus
 from marsbench.findings.seeds import BySeed
 from marsbench.line import Line, TrainedStage
-from marsbench.rendering.claims_in_words import counted
+from marsbench.rendering.claims_in_words import counted, numbers_of
 from marsbench.rendering.figures import Seeds, drawn_alike, error_bars, line_on, look, save
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import Row
@@ -121,17 +121,16 @@ def numbers(seeds: Seeds) -> dict[str, str]:
     for slot, way in {"ar": _AR, "one": _ONE, "level": _PAPERS}.items():
         pairs |= {f"more_{slot}": (way + last, way + first), f"rate_{slot}": (way + fast, way + own)}
         pairs |= {f"{of}_{slot}": (way + end, bases[of] if way == _AR else _AR + end) for of, end in ends.items()}
-    claims = {slot: more_accurate(PLAN, *pair) for slot, pair in pairs.items()}
-    claims |= {f"{of}_tokens": emits(PLAN, _PAPERS + end, Bound()) for of, end in ends.items()}
-    claims["rate_tokens"] = emits_more(PLAN, _PAPERS + fast, _PAPERS + own)
-    found = {slot: claim.over(seeds) for slot, claim in claims.items()}
+    claims = [more_accurate(PLAN, *pair, name=slot) for slot, pair in pairs.items()]
+    claims += [emits(PLAN, _PAPERS + end, Bound(), name=f"{of}_tokens") for of, end in ends.items()]
+    claims.append(emits_more(PLAN, _PAPERS + fast, _PAPERS + own, name="rate_tokens"))
     # A point that is not there stands for the first one: a line is not compared with itself.
-    known = [slot for slot, claim in claims.items() if found[slot].estimate and len({*claim.lines}) == len(claim.lines)]
+    known = [claim for claim in claims if len({*claim.lines}) == len(claim.lines)]
+    found = {claim.name: claim.over(seeds if claim in known else ()) for claim in claims}
     asked = {of: counted(found[f"{of}_level"]).partition("; ") for of in ends}
     trained, at = dict(chain(*[of.items() for of in places.values()])), {"first": first, "rate": own, **ends}
     return {
-        **{slot: found[slot].number if slot in known else "" for slot in found},
-        **{f"by_{slot}": found[slot].by if slot in known else "" for slot in found},
+        **numbers_of(found.values()),
         **{f"{slot}_steps": f"{trained[end]:,}" if end in trained else "" for slot, end in at.items()},
         **{f"{of}_asked": questions for of, (questions, _, _) in asked.items()},
         **{f"{of}_seeds": said for of, (_, _, said) in asked.items()},
