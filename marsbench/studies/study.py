@@ -97,20 +97,22 @@ class Study(Item):
 
     def parts(self, rows: Sequence[Row], scale: str, seeds: BySeed) -> Iterable[str]:
         """Its layout; what stands after `---` there is folded."""
-        first, *more = self.prose(
-            rows, scale, seeds,
-            title=title(self.plan, scale) if self.plan else "",
-            claims=page_claims(self.claims, seeds, scale),
-            facts=facts_section(rows, command(self.key, scale)),
-        )  # fmt: skip
+        first, *more = self.prose(rows, scale, seeds)
         yield first
         yield folded(*more)
 
-    def prose(self, rows: Sequence[Row], scale: str, seeds: BySeed, **more: str) -> list[str]:
-        """The parts of its layout, filled; `more` slots are of all pages of its kind."""
-        found = [finding(claim, seeds) for claim in (*self.claims, *self.numbers)]
-        common = common_slots(rows, scale, seeds) | numbers_of(found) | more
-        return filled(__package__, self.layout or f"prose/{self.key}.md", {**common, **self.slots(rows, scale, seeds)})
+    def prose(self, rows: Sequence[Row], scale: str, seeds: BySeed) -> list[str]:
+        """The parts of its layout, filled."""
+        slots = {
+            **common_slots(rows, scale, seeds),
+            **numbers_of(finding(claim, seeds) for claim in (*self.claims, *self.numbers)),
+            "title": title(self.plan, scale) if self.plan else "",
+            "claims": page_claims(self.claims, seeds, scale),
+            "accuracy": HOW_TO_READ_ACCURACY,
+            "facts": facts_section(rows, command(self.key, scale)),
+            **self.slots(rows, scale, seeds),
+        }
+        return filled(__package__, self.layout or f"prose/{self.key}.md", slots)
 
     def draw(self, seeds: Seeds, reports_dir: Path) -> list[Path]:
         """Write the figures that its page shows, as PNG and SVG, below a folder, and return their paths."""
@@ -158,8 +160,7 @@ class TablePage(Study):
         missing = {line.name for line in (self.table or self.plan).lines} - {line.name for line in plan.lines}
         yield title(plan, scale)
         # The last paragraph says how to read the table, and stands below it.
-        prose = [self.opening] if self.opening else self.prose(rows, scale, seeds, accuracy=HOW_TO_READ_ACCURACY)
-        *answer, read = prose
+        *answer, read = [self.opening] if self.opening else self.prose(rows, scale, seeds)
         yield f"**Question:** {self.asks[0].upper()}{self.asks[1:]} {'' if self.on else words(scale)}".strip()
         yield paragraphs(*answer)
         yield page_claims([claim for claim in self.claims if not missing & {*claim.lines}], seeds, scale)
