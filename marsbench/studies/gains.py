@@ -199,6 +199,11 @@ _RACED: dict[str, tuple[str, str, dict[str, Any], str, tuple[int, ...]]] = {  # 
     "Jacobi decoding": ("ar_sft", "jacobi", {}, "block_size", (2, 3, 4, 5)),
     "prompt lookup": ("ar_sft", "prompt-lookup", {}, "draft_length", (2, 3, 4, 6)),
 }  # fmt: skip
+_SETTINGS = [
+    Line.raced(f"{words}, {name} = {value}", stage, method, **options, **{name: value})
+    for words, (stage, method, options, name, values) in _RACED.items()
+    for value in values
+]
 
 
 def race_of(scale: Preset, page: str, ar: Line, tried: Sequence[Line], batch_sizes: tuple[int, ...]) -> list[Grid]:
@@ -209,15 +214,6 @@ def race_of(scale: Preset, page: str, ar: Line, tried: Sequence[Line], batch_siz
         lines, prompts, repeats = (ar, *tried), 12, 2
     library = Line.raced(LIBRARY, ar.stage, LIBRARY)
     return [Grid((*lines, library), batch_sizes, prompts, repeats, positions=0, page=page)]
-
-
-def _race(scale: Preset) -> list[Grid]:
-    tried = [
-        Line.raced(f"{words}, {name} = {value}", stage, method, **options, **{name: value})
-        for words, (stage, method, options, name, values) in _RACED.items()
-        for value in values
-    ]
-    return race_of(scale, "rivals", Line.raced("ar", "ar_sft", "ar"), tried, (1,))
 
 
 def _chosen(race: SweepCells) -> dict[str, tuple[SweepRow, SweepRow]]:
@@ -292,6 +288,6 @@ TRIED = TablePage(
         own="Rivals",
         seeds=(5,),  # no other page has it, so no verdict depends on the choice
     ),
-    races=_race,
+    races=lambda scale: race_of(scale, "rivals", Line.raced("ar", "ar_sft", "ar"), _SETTINGS, (1,)),
     more=(_raced,),
 )

@@ -7,8 +7,7 @@ from marsbench.findings.between_lines import as_accurate, emits, more_accurate
 from marsbench.findings.claims import TIMES, Claim
 from marsbench.findings.sweep import SweepCells, on_sweep, printed_ratio, races_in_words, speed_up
 from marsbench.line import Line
-from marsbench.presets import Preset
-from marsbench.racing.grid import COMPILED_AR, Grid
+from marsbench.racing.grid import COMPILED_AR
 from marsbench.rendering.markdown import paragraphs, table
 from marsbench.rows.kinds import Row
 from marsbench.running.plans import TablePlan
@@ -27,25 +26,20 @@ PLAN = TablePlan(
 )
 _AR, _STAGE = f"ar_sft{_ENDING}", f"mars{_ENDING}"
 _ONE, _SUREST, _SURE = (f"{mars_name('mars', 4, tau)}{_ENDING}" for tau in (None, *_TAUS[:2]))
-_RACED = {
-    **{f"tau = {short(tau)}": ("mars", {"block_size": 4, "threshold": tau}) for tau in _TAUS},
-    "verified, linear (W = 4)": ("mars-verified", verified("linear", 4, 0.5).options),
-}
-
-
-def _race(scale: Preset) -> list[Grid]:
-    tried = [Line.raced(name, _STAGE, method, **options) for name, (method, options) in _RACED.items()]
-    return race_of(scale, PLAN.key, Line.raced("ar", _STAGE, "ar"), tried, _BATCHES)
+_TRIED = (
+    *[Line.raced(f"tau = {short(tau)}", _STAGE, "mars", block_size=4, threshold=tau) for tau in _TAUS],
+    Line.raced("verified, linear (W = 4)", _STAGE, "mars-verified", **verified("linear", 4, 0.5).options),
+)
 
 
 def _raced(rows: Sequence[Row]) -> str:
     """Tokens per second over compiled `ar`, by batch size, and that of `ar` over transformers' own loop."""
     race, lines = SweepCells.of(rows), list[list[str]]()
-    for name in _RACED:
-        cells = race.by_batch(f"{name}, compiled")
+    for line in _TRIED:
+        cells = race.by_batch(line.compiled_form().name)
         if first := next(filter(None, cells), None):
             said = f"{first.tokens_per_forward:.2f}", f"{100 * first.accuracy.value:.1f}"
-            lines.append([name, *[printed_ratio(speed_up(row), "") for row in cells], *said])
+            lines.append([line.name, *[printed_ratio(speed_up(row), "") for row in cells], *said])
     if not lines:
         return ""
     over = [printed_ratio(speed_up(row, LIBRARY), "") for row in race.by_batch(COMPILED_AR)]
@@ -83,6 +77,6 @@ STUDY = TablePage(
             ours=True, beside=tuple(_BESIDE.items()),
         ),
     ),
-    races=_race,
+    races=lambda scale: race_of(scale, PLAN.key, Line.raced("ar", _STAGE, "ar"), _TRIED, _BATCHES),
     more=(_raced,),
 )  # fmt: skip

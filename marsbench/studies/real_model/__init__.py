@@ -145,11 +145,6 @@ def grid_at(scale: Preset, dtype: str, *, beside: bool = False) -> Grid:
 GRID_NAMES = ("ar", *[line.label for line in _RACED])
 
 
-def _grids(scale: Preset) -> list[Grid]:
-    """A race in fp32, where lossless lines are exact, and in bf16; each beside other engines, too."""
-    return [grid_at(scale, dtype, beside=beside) for beside in (False, True) for dtype in ("float32", "bfloat16")]
-
-
 # ---- the page ----
 
 FIGURE = "figures/real-model_speed"  # beside the page, less the extension
@@ -309,7 +304,10 @@ STUDY = Study(
     asks="how fast is lossless drafting for a real model on a laptop?",
     order=7,
     plan=PLAN,
-    races=_grids,
+    # In fp32, where lossless lines are exact, and in bf16; each beside other engines, too.
+    races=lambda scale: [
+        grid_at(scale, dtype, beside=beside) for beside in (False, True) for dtype in ("float32", "bfloat16")
+    ],
     also=(IN_BF16,),
     layout="real_model/page.md",
     slots=slots,
