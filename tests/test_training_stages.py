@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from test_scales import TALK, save_base, save_chat
 from tools import FORKED, Models
 from torch import Tensor
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainingArguments
 
 from marsbench.presets import Preset, preset
 from marsbench.running import training_cost as training_speed_module
@@ -27,7 +27,7 @@ from marsbench.training.memory import Batch, Fitting, bytes_kept, pieces, row_si
 from marsbench.training.objectives import IGNORED, ar_loss, mars_loss
 from marsbench.training.records import TrainingRecord
 from marsbench.training.stages import STAGES, MarsVariant, recipe
-from marsbench.training.trainer import _Restart, rate_in_cycle, train
+from marsbench.training.trainer import _StageTrainer, rate_in_cycle, train
 
 # From one start: what differs from `mars` by its parent alone is left out.
 MARS_STAGES = [
@@ -136,13 +136,17 @@ def test_the_rate_rises_stays_and_falls_in_every_cycle() -> None:
     for begun in (0, 12_000, 24_000):
         rates = [rate_in_cycle(begun + step, 12_000) for step in (0, 150, 300, 9_600, 10_800, 11_999)]
         assert rates == pytest.approx([0, 0.5, 1, 1, 0.5, 1 / 2_400])
-    weight = torch.nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.AdamW([weight])
-    arguments, control = TrainingArguments(use_cpu=True), TrainerControl()
+    model, batch = torch.nn.Linear(1, 1, bias=False), {"input": torch.ones(1, 1)}
+    learning = _StageTrainer(
+        lambda model, input: model(input).sum(), 3, None, model=model, args=TrainingArguments(use_cpu=True)
+    )
+    optimizer = learning.create_optimizer()
+    learning.current_gradient_accumulation_steps = 1
     for step, moments in ((4, 1), (6, 0)):
-        weight.sum().backward()
+        model(**batch).sum().backward()
         optimizer.step()
-        _Restart(3).on_step_begin(arguments, TrainerState(global_step=step), control, optimizer=optimizer)
+        learning.state.global_step = step
+        learning.training_step(model, batch)
         assert len(optimizer.state) == moments
 
 

@@ -242,8 +242,6 @@ class _StageTrainer(Trainer):
         self._loss, self._cycle, self._fitting = loss, cycle, fitting
         self._share = 1.0  # of the batch's rows, that are in the piece at hand
         self.remove_callback(PrinterCallback)
-        if cycle:
-            self.add_callback(_Restart(cycle))
         # The losses are means already: gradient accumulation must average them, not sum them.
         self.model_accepts_loss_kwargs = False
 
@@ -257,6 +255,8 @@ class _StageTrainer(Trainer):
             return self._loss(model, **batch)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Tensor], *counted: Any, **named: Any) -> Tensor:
+        if self._cycle and self.optimizer and self.state.global_step % self._cycle == 0:
+            self.optimizer.state.clear()  # a cycle is a training of its own, from the weights of the last
         if self._fitting is None:
             return super().training_step(model, inputs, *counted, **named)
         model.train()
@@ -275,17 +275,6 @@ class _StageTrainer(Trainer):
             return super().create_scheduler(num_training_steps, optimizer)
         self.lr_scheduler = LambdaLR(chosen, partial(rate_in_cycle, cycle=self._cycle))
         return self.lr_scheduler
-
-
-class _Restart(TrainerCallback):
-    """Empties the optimizer where a cycle begins: each is a training of its own, from the weights of the last."""
-
-    def __init__(self, cycle: int) -> None:
-        self._cycle = cycle
-
-    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **given: Any) -> None:
-        if state.global_step % self._cycle == 0:
-            given["optimizer"].state.clear()
 
 
 class _Meter(TrainerCallback):
