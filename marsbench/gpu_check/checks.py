@@ -2,7 +2,6 @@
 
 import math
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -15,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
+from torch.utils.benchmark import timer  # which waits for a GPU first
 
 from marsbench.decoding.engine import Batch, KindOfBatch, OutsideMethod
-from marsbench.errors import UserError, unknown_name
+from marsbench.errors import UserError, check_known
 from marsbench.gpu_check.bench import BLOCK_SIZE, Bench, Found, tried
 from marsbench.gpu_check.page import keep, verdict, write_gpu_page
 from marsbench.keys import content_hash
@@ -26,7 +26,6 @@ from marsbench.presets import in_seconds
 from marsbench.provenance import float32_products, provenance
 from marsbench.racing.step_time import read_per_second
 from marsbench.rows.kinds import CheckRow
-from marsbench.training.checkpoints import synchronize
 from marsbench.training.objectives import mars_loss
 from marsbench.training.stages import recipe
 from marsbench.training.trainer import train
@@ -124,11 +123,9 @@ def attention_in_place(bench: Bench) -> Found:
         for length in range(400, 410 if bench.quick else 430):
             keys = torch.randn(1, length, 2, 64, device=bench.device, dtype=bench.half).transpose(1, 2)
             mask = torch.zeros(1, 1, 1, length, device=bench.device, dtype=bench.half)
-            synchronize()
-            began = time.perf_counter()
+            began = timer()
             F.scaled_dot_product_attention(query, keys, keys, mask)
-            synchronize()
-            of_lap.append(time.perf_counter() - began)
+            of_lap.append(timer() - began)
     facts = {name: median(of_lap[1:]) for name, of_lap in seconds.items()}
     return Found(facts["new length, s"] < 5 * facts["known length, s"] + 1e-3, facts)
 
@@ -155,13 +152,11 @@ def training_step(bench: Bench) -> Found:
     seconds, losses = list[float](), list[float]()
     bench.forget_peak()
     for _ in range(3 if bench.quick else 8):
-        synchronize()
-        began = time.perf_counter()
+        began = timer()
         optimizer.zero_grad()
         loss = _backward(bench, model, ids)
         optimizer.step()
-        synchronize()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(timer() - began)
         losses.append(float(loss))
     facts = {"tokens/s": rows * length / median(seconds[1:]), "losses": losses, "peak, bytes": bench.peak_bytes()}
     return Found(all(map(math.isfinite, losses)), facts)
@@ -220,8 +215,8 @@ def run_checks(
     device: torch.device, names: Sequence[str], *, quick: bool, output: Path | None, console: Console
 ) -> list[CheckRow]:
     """The rows of checks, all if none is named, kept at once below `output`, which holds results/; None = nowhere."""
-    if unknown := [name for name in names if name not in CHECKS]:
-        raise unknown_name("check", unknown[0], list(CHECKS))
+    for name in names:
+        check_known("check", name, CHECKS)
     bench, made = Bench(device, quick), list[CheckRow]()
     for name in names or CHECKS:
         origin = provenance(seed=0)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.benchmark import timer  # which waits for a GPU first
 from transformers import TrainerCallback
 
 from marsbench.forward.window import without_cudnn_attention
@@ -86,14 +87,12 @@ def step_cost(scale: Preset, checkpoint: Path, seed: int) -> dict[str, dict[str,
 def _timed_step(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[..., Tensor], batch: dict[str, Tensor]
 ) -> float:
-    checkpoints.synchronize()
-    started = time.perf_counter()
+    started = timer()
     optimizer.zero_grad()
     loss(**batch).backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    checkpoints.synchronize()
-    return time.perf_counter() - started
+    return timer() - started
 
 
 def _memory(model: torch.nn.Module, loss: Callable[..., Tensor], batch: dict[str, Tensor]) -> int:
@@ -114,10 +113,6 @@ class TrainingSpeed(NamedTuple):
         return f"{self.stage}: {median(rates):,.0f} tokens/s ({spread}), {self.peak_bytes / 2**30:.2f} GiB at its peak"
 
 
-class _Enough(Exception):
-    """So many steps have been timed."""
-
-
 class _Stopwatch(TrainerCallback):
     """Times steps, and ends the training when it has seen enough of them."""
 
@@ -136,7 +131,7 @@ class _Stopwatch(TrainerCallback):
             self.tokens.append(sum(len(data[place]["input_ids"]) for place in met))
             self.seconds.append(took)
         if len(self.seconds) == self._steps:
-            raise _Enough
+            raise InterruptedError("so many steps have been timed")
 
 
 def training_speed(chosen: Recipe, steps: int) -> TrainingSpeed:
@@ -146,6 +141,6 @@ def training_speed(chosen: Recipe, steps: int) -> TrainingSpeed:
 
 def _measured(chosen: Recipe, steps: int) -> TrainingSpeed:
     watch = _Stopwatch(steps)
-    with tempfile.TemporaryDirectory() as folder, suppress(_Enough):
+    with tempfile.TemporaryDirectory() as folder, suppress(InterruptedError):
         train(chosen, Path(folder) / chosen.stage, None, lambda *_: None, lambda line: None, watch)
     return TrainingSpeed(chosen.stage, watch.tokens, watch.seconds, peak())
