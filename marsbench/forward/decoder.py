@@ -90,7 +90,7 @@ class LeanDecoder:
     @property
     def natively(self) -> tuple[bool, ...]:
         """Which of its maps are computed in C++: others become another graph."""
-        return tuple(site.is_native for site in self._with_head)
+        return tuple(site.copy is not None for site in self._with_head)
 
     @property
     def rounds_alike(self) -> bool:
@@ -107,7 +107,7 @@ class LeanDecoder:
         join_sites(self._sites)
         self._packed += pack_sites(self._with_head)
         like = self._embed._parameters["weight"]
-        is_packed = all(site.is_native for site in self._sites)
+        is_packed = all(site.copy is not None for site in self._sites)
         beside = like.device, like.dtype, self._packed
         if self._adapter is not None and self._beside != beside:  # its maps are laid beside the layers anew
             adapter = self._adapter.like(like)
@@ -203,7 +203,7 @@ class _Head:
     """The LM head: called as the module it is, unless that is a plain linear layer that nothing hangs on."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
+        self._module: Callable[[Tensor], Tensor] = module
         is_linear = type(module) is nn.Linear and type(module.weight) is nn.Parameter
         self.site = Site({"lm_head": module}) if is_linear else None
         self.plain: Site | None = None  # the same, where nothing hangs on the module
@@ -214,8 +214,7 @@ class _Head:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Hidden states [..., H] to logits [..., V]."""
         if self.plain is None:
-            by_module: Tensor = self._module(hidden)
-            return by_module
+            return self._module(hidden)
         if self.plain.copy is None:  # values may be of any shape
             return self.plain(hidden)[0]
         (logits,) = self.plain(hidden.flatten(0, -2))

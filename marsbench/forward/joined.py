@@ -111,14 +111,12 @@ class JoinedPass(Pass):
         turned = torch.addcmul(values * self._cos, values.roll(shape.size // 2, -1), self._sin)
         queries, both = turned.split_with_sizes([shape.heads, 2 * shape.kv_heads], 1)
         stores = self.cache.write_both(layer, both.view(-1, 2, shape.kv_heads, shape.size))
+        if self._parts.number == 1:
+            return self._attend(queries, *stores)
         rows, width, group, (count, length) = self._rows, self._width, shape.group, self._parts
         folded = queries.view(rows, 1, width, shape.kv_heads, group, shape.size).permute(0, 1, 3, 4, 2, 5)
         folded = folded.expand(-1, count, -1, -1, -1, -1).reshape(rows * count, shape.kv_heads, -1, shape.size)
         keys, values = (store.view(rows * count, length, *store.shape[2:]).transpose(1, 2) for store in stores)
-        if count == 1:
-            out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=self._mask, scale=shape.scale)
-            out = out.view(rows, shape.kv_heads, group, width, shape.size)
-            return out.permute(0, 3, 1, 2, 4).reshape(rows * width, -1)
         out, sums = attend(folded, keys, values, self._mask, shape.scale)
         weights = sums.view(rows, count, shape.kv_heads, group, width, 1).softmax(1)
         out = out.view(rows, count, shape.kv_heads, group, width, shape.size)

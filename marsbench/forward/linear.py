@@ -7,7 +7,6 @@ beside it, so verified answers are those of `ar`, in bf16 too. Elsewhere it is `
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -24,8 +23,6 @@ _ORDINARY = (nn.Parameter, Tensor)  # a subclass has a linear map of its own
 _PROBES = 16  # values of a weight that are compared
 _SPARE = 1.2  # free memory that packing asks for, over what it takes
 
-_Places = tuple[int, ...]  # where weights lie in memory
-
 
 class Watched:
     def __init__(self, tensor: Tensor) -> None:
@@ -40,25 +37,18 @@ class Watched:
         return is_same and torch.equal(self._probe, self._values)
 
 
-@dataclass(eq=False)
 class Copy:
     """The packed copy of a site's weights; what is written to these through `.data` shows in a few of their values."""
 
-    weights: list[Tensor]
-    watched: list[Watched]
-    packed: Tensor  # of all layers, as `linear.cpp` reads it
-    bias: Tensor | None  # [out]
-    most: int  # positions, up to which it is used
-
-    @classmethod
-    def of(cls, weights: list[Tensor], biases: list[Tensor | None], most: int) -> "Copy":
-        """Layers without a bias get zeros where others have one."""
-        bias = None
+    def __init__(self, weights: list[Tensor], biases: list[Tensor | None], most: int) -> None:
+        self.weights, self.most = weights, most  # the positions, up to which it is used
+        self.watched = [Watched(tensor) for tensor in (*weights, *biases) if tensor is not None]
+        self.packed = pack(torch.cat([weight.detach() for weight in weights]))  # as `linear.cpp` reads it
+        self.bias: Tensor | None = None  # [out], zeros for layers that have none
         if any(bias is not None for bias in biases):
             each = zip(weights, biases, strict=True)
-            bias = torch.cat([weight.new_zeros(len(weight)) if own is None else own.detach() for weight, own in each])
-        watched = [Watched(tensor) for tensor in (*weights, *biases) if tensor is not None]
-        return cls(weights, watched, pack(torch.cat([weight.detach() for weight in weights])), bias, most)
+            parts = [weight.new_zeros(len(weight)) if own is None else own.detach() for weight, own in each]
+            self.bias = torch.cat(parts)
 
     def is_of(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> bool:
         given = [*weights, *(bias for bias in biases if bias is not None)]
@@ -71,7 +61,7 @@ class Copy:
 
 # Where weights lie in memory -> their copy, for as long as a site holds it. A copy holds its weights, so the places
 # cannot be others' meanwhile.
-COPIES: WeakValueDictionary[_Places, Copy] = WeakValueDictionary()
+COPIES: WeakValueDictionary[tuple[int, ...], Copy] = WeakValueDictionary()
 
 
 def positions_packed(weights: Sequence[Any]) -> int:
@@ -87,7 +77,7 @@ def positions_packed(weights: Sequence[Any]) -> int:
     return most_positions(weights[0].dtype)
 
 
-def _places(weights: Sequence[Tensor]) -> _Places:
+def _places(weights: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(weight.data_ptr() for weight in weights)
 
 
@@ -133,10 +123,6 @@ class Site:
         return hidden
 
     @property
-    def is_native(self) -> bool:
-        return self.copy is not None
-
-    @property
     def weights(self) -> list[Any]:
         """Of all layers, as they are; none where a parametrization makes it."""
         return [layer.get("weight") for output in self._outputs for layer in output]
@@ -156,7 +142,7 @@ class Site:
             for names, layers in zip(self._names, self._outputs, strict=True)
         ]
         is_adapted = any(name in maps for names in self._names for name in names)
-        self._maps = _Maps.of(pairs, self.is_native) if is_adapted else None
+        self._maps = _Maps.of(pairs, is_native=self.copy is not None) if is_adapted else None
 
     def _parts(self, product: Tensor) -> Sequence[Tensor]:
         return (product,) if len(self._sizes) == 1 else product.split_with_sizes(self._sizes, 1)
@@ -180,7 +166,7 @@ def pack_sites(sites: Sequence[Site]) -> bool:
         return has_changed
     room = large_pages(needed)
     for site, most in missing:
-        copy = site.copy = COPIES[_places(site.weights)] = Copy.of(site.weights, site.biases, most)
+        copy = site.copy = COPIES[_places(site.weights)] = Copy(site.weights, site.biases, most)
         place, room = room.tensor_split([copy.packed.nbytes])
         copy.packed = place.view(copy.packed.dtype).view_as(copy.packed).copy_(copy.packed)
     return True

@@ -89,8 +89,6 @@ def layer_kinds(config: Any) -> set[str]:
 def _with_what_follows(head: Callable[[Tensor], Tensor], config: Any) -> Callable[[Tensor], Tensor]:
     divisor, factor = getattr(config, "logits_scaling", None), getattr(config, "logit_scale", None)
     cap = getattr(config, "final_logit_softcapping", None)
-    if divisor is None and factor is None and cap is None:
-        return head
 
     def logits(hidden: Tensor) -> Tensor:
         out = head(hidden)
