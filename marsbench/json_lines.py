@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from marsbench.errors import UserError
+from marsbench.errors import UserError, told_to_user
 
 _Record = TypeVar("_Record")
 _SYNC_EVERY_S = 1.0
@@ -102,10 +102,8 @@ def read_lines(file: Path, kind: Any, *, what: str, mend: str, unique: str | Non
 
 def read_json(file: Path, kind: Any = Any, *, mend: str) -> Any:
     """A file that is one JSON document, as what `kind` says; `UserError`, with how to `mend` it, if it is not."""
-    try:
+    with told_to_user("the file is damaged", ValueError, where=file, fix=mend):
         return parse_json(read_text(file, mend), kind)
-    except ValueError as error:
-        raise UserError(f"the file is damaged: {error}", where=str(file), fix=mend) from error
 
 
 def read_text(file: Path, mend: str = "check the path") -> bytes:

@@ -11,6 +11,8 @@ import torch
 from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmark
+from marsbench.evaluation.local_data import Unavailable
+from marsbench.forward.fastest import reads_bf16
 from marsbench.keys import content_hash
 from marsbench.presets import Preset
 from marsbench.progress import Reporter
@@ -72,8 +74,6 @@ class Run:
         return self._exams[name, limit]
 
     def cannot_ask(self, name: str, questions: int | None = None) -> str:
-        from marsbench.evaluation.local_data import Unavailable
-
         try:
             self.exam(name, questions)
         except Unavailable as error:
@@ -82,8 +82,6 @@ class Run:
 
     def computes_in(self, dtype: str) -> bool:
         """Whether lines of this type of weights are measured here: 16 bits where the machine computes in them."""
-        from marsbench.forward.fastest import reads_bf16
-
         return dtype == "float32" or torch.cuda.is_available() or reads_bf16()
 
     def answer_limit(self, name: str) -> int:
