@@ -95,25 +95,21 @@ def pieces(batch: Batch, most: int, *, noisy: bool) -> list[Batch]:
 # glibc's names and numbers (malloc.h): when to give memory back, how much to ask for, what to map by itself.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 _LARGEST_MMAP_THRESHOLD = 32 * 2**20
+_LIBC = ctypes.CDLL(None)  # another library than glibc has no such functions
 
 
 def keep_freed_memory() -> None:
     """Tell glibc to reuse freed memory: a step takes hundreds of tensors, each with a page fault for every 4 KiB."""
-    if (libc := _glibc()) is not None:
-        libc.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-        libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
-        libc.mallopt(_TOP_PAD, 64 * 2**20)
+    if hasattr(_LIBC, "mallopt"):
+        _LIBC.mallopt(_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        _LIBC.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+        _LIBC.mallopt(_TOP_PAD, 64 * 2**20)
 
 
 def give_back_freed_memory() -> None:
     """Give back whole pages of what is kept: tensors of many sizes leave gaps that the next ones do not fit in."""
-    if (libc := _glibc()) is not None:
-        libc.malloc_trim(0)
-
-
-def _glibc() -> ctypes.CDLL | None:
-    libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "gnu_get_libc_version") else None
+    if hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)
 
 
 def at_hand(device: torch.device) -> int | None:
