@@ -93,14 +93,13 @@ def refuse(number: int) -> Any:
 def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:
     """Guards against a command that hangs without a word."""
     file, told = tmp_path / "new" / "lock", list[str]()
-    with locked(file) as waited:
-        assert not waited
+    with locked(file, say=told.append):
         us = f"process {os.getpid()} on {socket.gethostname()}"
         with pytest.raises(UserError, match=us) as raised, locked(file, patience_s=0.1, say=told.append):
             pass
         assert raised.value.where == str(file) and told == [us]
-    with locked(file) as waited:
-        assert not waited
+    with locked(file, say=told.append):
+        assert told == [us]
 
 
 def test_a_lost_machine_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
