@@ -142,7 +142,7 @@ class Site:
             for names, layers in zip(self._names, self._outputs, strict=True)
         ]
         is_adapted = any(name in maps for names in self._names for name in names)
-        self._maps = _Maps.of(pairs, is_native=self.copy is not None) if is_adapted else None
+        self._maps = _Maps(pairs, is_native=self.copy is not None) if is_adapted else None
 
     def _parts(self, product: Tensor) -> Sequence[Tensor]:
         return (product,) if len(self._sizes) == 1 else product.split_with_sizes(self._sizes, 1)
@@ -180,28 +180,24 @@ def packing_in_words() -> dict[str, Any]:
     return {"packing": {"bytes": total, "by": ["native"], "times_torch": times_torch()}}
 
 
-class _Maps(NamedTuple):
-    across: Tensor  # [in, R]: all first factors as one
-    ranks: list[int]  # of each output; together they are R
-    ups: list[Tensor]  # [r, output] each
-    packed_down: Tensor | None  # for `linear.cpp`
-    packed_columns: list[Tensor]  # likewise, of the layers, from the top
-
-    @classmethod
-    def of(cls, pairs: Sequence[Sequence[LowRank]], is_native: bool) -> "_Maps":
+class _Maps:
+    def __init__(self, pairs: Sequence[Sequence[LowRank]], *, is_native: bool) -> None:
         """A layer without a map has factors of rank 0; for `linear.cpp`, inner values are filled up to whole blocks."""
         every = [pair for of_output in pairs for pair in of_output]
         ups: list[Tensor] = [torch.block_diag(*[pair.up for pair in of_output]) for of_output in pairs]  # type: ignore[no-untyped-call]
         down = torch.cat([pair.down for pair in every])
-        packed_down, columns = None, list[Tensor]()
+        self.across = down.t().contiguous()  # [in, R]: all first factors as one
+        self.ranks = [up.shape[1] for up in ups]  # of each output; together they are R
+        self.ups = [up.t() for up in ups]  # [r, output] each
+        self.packed_down: Tensor | None = None  # for `linear.cpp`
+        self.packed_columns = list[Tensor]()  # likewise, of the layers, from the top
         if is_native:
             if any(len(pair.up) % BLOCK for pair in every):  # a block holds outputs of several layers
                 every = [LowRank(down, torch.block_diag(*ups))]  # type: ignore[no-untyped-call]
             spare = [-pair.up.shape[1] % BLOCK for pair in every]
             downs = [F.pad(pair.down, (0, 0, 0, more)) for pair, more in zip(every, spare, strict=True)]
-            columns = [pack(F.pad(pair.up, (0, more))) for pair, more in zip(every, spare, strict=True)]
-            packed_down = pack(torch.cat(downs))
-        return cls(down.t().contiguous(), [up.shape[1] for up in ups], [up.t() for up in ups], packed_down, columns)
+            self.packed_columns = [pack(F.pad(pair.up, (0, more))) for pair, more in zip(every, spare, strict=True)]
+            self.packed_down = pack(torch.cat(downs))
 
     def add(self, inner: Tensor, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
         """What the first factors gave, [M, R], by the second ones, added to each of the outputs in place."""
