@@ -113,6 +113,10 @@ class TrainingSpeed(NamedTuple):
         return f"{self.stage}: {median(rates):,.0f} tokens/s ({spread}), {self.peak_bytes / 2**30:.2f} GiB at its peak"
 
 
+class _Enough(Exception):
+    """So many steps have been timed."""
+
+
 class _Stopwatch(TrainerCallback):
     """Times steps, and ends the training when it has seen enough of them."""
 
@@ -131,7 +135,7 @@ class _Stopwatch(TrainerCallback):
             self.tokens.append(sum(len(data[place]["input_ids"]) for place in met))
             self.seconds.append(took)
         if len(self.seconds) == self._steps:
-            raise InterruptedError("so many steps have been timed")
+            raise _Enough
 
 
 def training_speed(chosen: Recipe, steps: int) -> TrainingSpeed:
@@ -141,6 +145,6 @@ def training_speed(chosen: Recipe, steps: int) -> TrainingSpeed:
 
 def _measured(chosen: Recipe, steps: int) -> TrainingSpeed:
     watch = _Stopwatch(steps)
-    with tempfile.TemporaryDirectory() as folder, suppress(InterruptedError):
+    with tempfile.TemporaryDirectory() as folder, suppress(_Enough):
         train(chosen, Path(folder) / chosen.stage, None, lambda *_: None, lambda line: None, watch)
     return TrainingSpeed(chosen.stage, watch.tokens, watch.seconds, peak())
