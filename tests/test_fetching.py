@@ -32,6 +32,7 @@ from marsbench.evaluation.local_data import Unavailable
 from marsbench.fetching import fetch as fetch_module
 from marsbench.fetching import models
 from marsbench.fetching.fetch import fetch, with_mask
+from marsbench.gpu_check.window import base_here
 from marsbench.training import checkpoints
 from marsbench.training.chat_data import read_chat_data
 from marsbench.training.data import Collator
@@ -166,7 +167,7 @@ def test_a_hub_checkpoint_gets_its_mask_in_the_same_place(folder: Path, tmp_path
 def test_a_short_name_means_what_is_there(
     there: tuple[str, ...], reachable: bool, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against checkpoints whose base changes under them when the network comes back."""
+    """Guards against checkpoints whose base changes when the network comes back, and one that a window cannot find."""
     monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path))
     for name in hub.VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -175,6 +176,7 @@ def test_a_short_name_means_what_is_there(
         (tmp_path / f"{NAME}-{source}").mkdir()
         (tmp_path / f"{NAME}-{source}" / models.RECORD).write_text("{}")
     assert models.which(NAME) == f"{NAME}-{meant}"
+    assert base_here(tiny=False) == (tmp_path / f"{NAME}-{meant}" if there else None)
     assert models.which(f"{NAME}-hub") == f"{NAME}-hub" and models.which("somebody/else") == "somebody/else"
 
 

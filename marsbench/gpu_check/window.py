@@ -20,7 +20,7 @@ from rich.console import Console
 
 from marsbench.decoding.engine import Batch
 from marsbench.fetching.fetch import fetch
-from marsbench.fetching.models import is_there
+from marsbench.fetching.models import is_there, which
 from marsbench.files import PACKAGE, write_atomically
 from marsbench.gpu_check.bench import Bench, Tried, tried
 from marsbench.gpu_check.checks import run_checks
@@ -176,4 +176,5 @@ def base_here(tiny: bool) -> Path | None:
     """The real model's folder if it was fetched; for a tiny window, the shipped base."""
     if tiny:
         return PACKAGE / "presets" / "bases" / "mini" / "base"
-    return fetch("smollm2-135m", lambda _: None) if is_there("smollm2-135m") else None
+    name = which("smollm2-135m")
+    return fetch(name, lambda _: None) if is_there(name) else None
