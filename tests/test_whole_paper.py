@@ -69,7 +69,7 @@ def test_seeds_are_pooled_question_by_question() -> None:
 def test_a_claim_over_seeds_by_hand(tmp_path: Path) -> None:
     """Guards against an interval without training noise or beyond 100 points, a lost verdict, a figure of one seed."""
     seeds = rows_of_seeds(3)
-    shares = [mean(latest_cells(rows)["mars", "bbh"].correct) for rows in seeds]
+    shares = [100 * mean(latest_cells(rows)["mars", "bbh"].correct) for rows in seeds]
     assert (drawn := line_on(seeds, TABLE2.plan, "mars", ["bbh"])) and drawn[1].value == pytest.approx(mean(shares))
     figures = [TABLE2.draw(of, tmp_path)[0].read_bytes() for of in (seeds[:1], seeds)]
     assert figures[0] != figures[1]

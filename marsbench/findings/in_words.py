@@ -12,10 +12,9 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def plus_minus(estimate: Estimate, digits: int, *, factor: float = 1.0) -> str:
-    """The value and half of its interval, as in "88.3 ± 3.6"; `factor` 100 makes percent of fractions."""
-    value = f"{factor * estimate.value:.{digits}f}"
-    half = factor * estimate.interval.half_width
+def plus_minus(estimate: Estimate, digits: int) -> str:
+    """The value and half of its interval, as in "88.3 ± 3.6"."""
+    value, half = f"{estimate.value:.{digits}f}", estimate.interval.half_width
     return f"{value} ± {half:.{digits}f}" if isfinite(half) else value
 
 

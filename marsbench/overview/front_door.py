@@ -109,7 +109,7 @@ def _real(rows: Sequence[Row]) -> dict[str, str]:
     return {
         **said.numbers_of(claim.with_beside({0: rows}) for claim in (*on_gpu.CLAIMS, on_gpu.LOST)),
         "paper_tokens": said.published(on_gpu.CLAIMS[0]),
-        "real_base": plus_minus(cells[on_gpu.BASE]["ifeval"].accuracy, 1, factor=100) if on_gpu.BASE in cells else "",
+        "real_base": plus_minus(cells[on_gpu.BASE]["ifeval"].accuracy.times(100), 1) if on_gpu.BASE in cells else "",
         "real_asked": f"{lost.estimate.n if lost.estimate else 0}",
         "seconds": f"{trained.seconds if trained else 0:.0f}",
     }
@@ -173,7 +173,7 @@ def _toy(findings: _Findings) -> Iterator[list[str]]:
 # ---- the picture ----
 
 
-def draw(judged: Sequence[Judged], collections: Sequence[Collection], folder: Path) -> list[Path]:
+def draw(judged: Sequence[Judged], folder: Path) -> list[Path]:
     """Write the picture below the folder of the index, the paper's numbers beside ours; nothing without its claims."""
     by_key = {(entry.claim.page, entry.claim.name): entry for entry in judged}
     small, large = (f"the paper, {model}" for model in PUBLISHED_SCALES.values())

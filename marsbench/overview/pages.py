@@ -75,7 +75,7 @@ def write_whole_paper(root: Path, scale: str) -> list[Path]:
     """Render the index, explore and README with its picture from the rows of a scale below `root`; their paths."""
     collections = collect(root, scale, pages())
     judged = judge_all(claims(), collections)
-    figures = front_door.draw(judged, collections, whole_paper_folder(root, scale))
+    figures = front_door.draw(judged, whole_paper_folder(root, scale))
     texts = _texts(root, scale, collections, judged)
     return [*[write_atomically(path, text.encode()) for path, text in texts.items()], *figures]
 

@@ -67,7 +67,7 @@ def labelled_figure(panels: Sequence[Labelled], path_stem: Path) -> list[Path]:
                 axes.errorbar(
                     [estimate.value for estimate in estimates.values()],
                     [names.index(name) + shift for name in estimates],
-                    xerr=error_bars([*estimates.values()], 1.0),
+                    xerr=error_bars([*estimates.values()]),
                     linestyle="none", markersize=4.5, elinewidth=1.0, label=label, **look(position),
                 )  # fmt: skip
             axes.axvline(panel.level, color="0.4", linewidth=0.9, linestyle=":")
@@ -103,11 +103,10 @@ def differences_figure(reference: str, *names: str) -> Drawing:
     return draw
 
 
-def error_bars(estimates: Sequence[Estimate], factor: float) -> list[list[float]]:
+def error_bars(estimates: Sequence[Estimate]) -> list[list[float]]:
     """The lengths of error bars downwards and upwards; a single value that shows no spread gets none."""
     finite = [e if isfinite(e.interval.half_width) else exactly(e.value) for e in estimates]
-    below = [factor * max(e.value - e.interval.low, 0.0) for e in finite]
-    return [below, [factor * max(e.interval.high - e.value, 0.0) for e in finite]]
+    return [[max(e.value - e.interval.low, 0.0) for e in finite], [max(e.interval.high - e.value, 0.0) for e in finite]]
 
 
 def save(figure: Figure, path_stem: Path) -> list[Path]:
@@ -131,7 +130,7 @@ class Panel(NamedTuple):
     """Curves on one pair of axes; `reference` is the accuracy of AR SFT, drawn across."""
 
     title: str
-    curves: Mapping[str, Sequence[tuple[Estimate, Estimate]]]  # label -> points (x, accuracy as a fraction)
+    curves: Mapping[str, Sequence[tuple[Estimate, Estimate]]]  # label -> points (x, accuracy in %)
     reference: Estimate | None = None
 
 
@@ -144,14 +143,14 @@ def panels_figure(panels: Sequence[Panel], path_stem: Path, *, across: int, x_la
         for axes, panel in zip(grid.flat, panels, strict=True):
             axes.set_title(panel.title, fontsize=9)
             if panel.reference is not None:
-                limits = panel.reference.times(100).interval
+                limits = panel.reference.interval
                 axes.axhspan(limits.low, limits.high, color=_REFERENCE_COLOUR, alpha=0.12, linewidth=0)
-                axes.axhline(100 * panel.reference.value, color=_REFERENCE_COLOUR, linestyle=":", label="AR SFT")
+                axes.axhline(panel.reference.value, color=_REFERENCE_COLOUR, linestyle=":", label="AR SFT")
             for (label, points), (colour, marker, line) in zip(panel.curves.items(), _STYLES, strict=False):
                 x, height = ([point[axis] for point in points] for axis in (0, 1))
                 axes.errorbar(
-                    [estimate.value for estimate in x], [100 * estimate.value for estimate in height],
-                    xerr=error_bars(x, 1.0), yerr=error_bars(height, 100.0), label=label, color=colour, marker=marker,
+                    [estimate.value for estimate in x], [estimate.value for estimate in height],
+                    xerr=error_bars(x), yerr=error_bars(height), label=label, color=colour, marker=marker,
                     linestyle=line, markersize=4.5, linewidth=1.2, elinewidth=0.8,
                 )  # fmt: skip
             axes.spines[["top", "right"]].set_visible(False)
@@ -203,13 +202,13 @@ def exactly(value: float) -> Estimate:
 
 
 def line_on(seeds: Seeds, plan: TablePlan, line: str, benchmarks: Sequence[str]) -> tuple[Estimate, Estimate] | None:
-    """Tokens per forward pass and accuracy of a line, as its page's table has them; None without all benchmarks."""
+    """Tokens per forward pass and accuracy in % of a line, as in its page's table; None without all benchmarks."""
     if line not in {each.name for each in plan.lines}:
         return None
     accuracy, tokens = (claim.over(seeds) for claim in line_numbers(plan, line, only=benchmarks))
     if accuracy.estimate is None or tokens.estimate is None or len(accuracy.measured.benchmarks) < len(benchmarks):
         return None
-    return tokens.estimate, accuracy.estimate.times(0.01)
+    return tokens.estimate, accuracy.estimate
 
 
 def shared_benchmarks(seeds: Seeds, plan: TablePlan) -> list[str]:

@@ -141,7 +141,7 @@ def numbers(seeds: Seeds) -> dict[str, str]:
 
 
 def _points(seeds: Seeds, curve: str) -> dict[str, dict[int, tuple[Estimate, Estimate]]]:
-    """Line without its ending -> steps or parameters -> tokens per forward pass and accuracy, if measured."""
+    """Line without its ending -> steps or parameters -> tokens per forward pass and accuracy in %, if measured."""
     places, names = _places(seeds, curve).items(), list(BENCHMARKS)
     return {way: {x: at for ending, x in places if (at := line_on(seeds, PLAN, way + ending, names))} for way in _WAYS}
 
@@ -154,7 +154,7 @@ def _table(seeds: Seeds) -> str:
             shown = []
             for way in _WAYS:
                 speed, accuracy = points[way].get(place, (None, None))
-                said = plus_minus(accuracy, 1, factor=100) if accuracy else ""
+                said = plus_minus(accuracy, 1) if accuracy else ""
                 shown.append(said + (f"; {speed.value:.2f}" if speed and way in _SEVERAL else ""))
             lines.append([f"{curve}, {place:,} {'parameters' if curve == SIZES else 'steps'}", *shown])
     return table(["", *_WAYS.values()], lines)
@@ -188,12 +188,11 @@ def _figure(seeds: Seeds, curves: Sequence[str], path_stem: Path) -> list[Path]:
         grid = figure.subplots(2, len(curves), squeeze=False, sharey="row", sharex="col")
         for (above, below), curve in zip(grid.T, curves, strict=True):
             for place, (way, points) in enumerate(_points(seeds, curve).items()):
-                for axes, part, factor in ((above, 1, 100.0), (below, 0, 1.0)):
+                for axes, part in ((above, 1), (below, 0)):
                     values = [at[part] for at in points.values()] if part or way in _SEVERAL else []
                     axes.errorbar(
-                        [*points][: len(values)], [factor * value.value for value in values], label=_WAYS[way],
-                        yerr=error_bars(values, factor), linewidth=1.0, markersize=4.5, elinewidth=0.8,
-                        **look(place + 1),
+                        [*points][: len(values)], [value.value for value in values], label=_WAYS[way],
+                        yerr=error_bars(values), linewidth=1.0, markersize=4.5, elinewidth=0.8, **look(place + 1),
                     )  # fmt: skip
                     axes.grid(color="0.9", linewidth=0.6)
                     axes.spines[["top", "right"]].set_visible(False)

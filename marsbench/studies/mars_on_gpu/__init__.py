@@ -106,7 +106,7 @@ def _table(cells: Mapping[str, Done]) -> str:
     lines = [["prompts", str(sum(counts.values())), *[str(counts.get(name, "")) for name in ASKED], *[""] * 5]]
     for line, done in cells.items():
         each = [f"{done[name].tokens_per_forward.value:.2f}" for name in ASKED]
-        right = [plus_minus(done[name].accuracy, 1, factor=100) for name in ASKED]
+        right = [plus_minus(done[name].accuracy.times(100), 1) for name in ASKED]
         ending = f"{emitted(done, ended=True).value:.2f}"
         lines.append([LINES[line], f"{emitted(done).value:.2f}", *each, ending, *right, _same(cells, line, ONE)])
     head = ["", "tokens/forward", *ASKED.values(), "answers that end by EOS", *[f"{of}, %" for of in ASKED.values()]]
