@@ -65,12 +65,11 @@ def fastest_within(settings: Sequence[Answers], allowed_loss: float, questions: 
 def with_choice(rows: Sequence[Row]) -> list[Row]:
     """The rows, and rows of the chosen line for benchmarks where all lines of `CURVE` have as many answers."""
     cells = latest_cells(rows)
-    line: dict[str, Any] = {"arm": CHOSEN.name, "method": CHOSEN.method, "options": CHOSEN.options}
     every, chosen = [done_cells(cells, name) for name in CURVE], []
     for name, row in every[0].items():
         with suppress(KeyError, ValueError):  # not all of them have it, or not as many answers
             answers = cross_fitted([done[name].answers for done in every], ALLOWED_LOSS)
-            chosen.append(replace(row, **line, **vars(answers), others={}, finished=[]))
+            chosen.append(replace(row, **CHOSEN.identity, **vars(answers), others={}, finished=[]))
     return [*rows, *chosen]
 
 
