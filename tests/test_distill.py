@@ -185,7 +185,8 @@ def test_what_the_trainer_would_read_otherwise_is_told(text: str, kept: bool, te
     tokens = tokens or tokenizer(text).input_ids
     if text.endswith("\u2603<"):
         tokens = tokenizer("\u2603").input_ids[:-1]
-    assert Chats(tokenizer).keeps(tokens, [{"role": "user", "content": "?"}]) == kept
+    found = Chats(tokenizer).keeps(tokens, [{"role": "user", "content": "?"}])
+    assert bool(found) == kept and found == {"The answer is 42.": "tokens", "The ans|wer": "text"}.get(text, found)
 
 
 def test_an_answer_ends_where_the_trainer_will_end_it(model: Path, prompts: Path, tmp_path: Path) -> None:

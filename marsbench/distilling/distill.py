@@ -90,17 +90,21 @@ class Chats:
         """Tokens as text, with the special ones among them or without; nothing is tidied up."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False))
 
-    def keeps(self, tokens: list[int], turns: list[Message]) -> bool:
-        """Whether the trainer will read an answer as the text that it is: no special token, no half character in it."""
+    def keeps(self, tokens: list[int], turns: list[Message]) -> str:
+        """Whether the trainer will read an answer's "tokens", or its "text" as others; "" where a special token or half
+        a character makes it another text.
+        """
         text = self.text(tokens)
         try:
             (*_, (learned, _)) = segments(self.tokenizer, [*turns, {"role": "assistant", "content": text}])
         except ValueError:
-            return False
+            return ""
         *read, _ = self.tokenizer(learned, add_special_tokens=False).input_ids  # the last one ends the turn
         # Templates may write the white space around an answer in a way of their own, here as in all chat data.
         texts = {form.strip() for form in (text, self.text(tokens, special=True), self.text(read))}
-        return len(texts) == 1 and REPLACED not in text
+        if len(texts) > 1 or REPLACED in text:
+            return ""
+        return "tokens" if read == tokens else "text"
 
 
 # Why an answer is left out.
@@ -116,6 +120,7 @@ class Response:
     ended: bool  # with EOS, not at the limit
     kept: bool  # by chat data, see `Chats.keeps`
     sample: int = 0  # which answer to the prompt
+    own: bool = True  # its tokens are kept, too
 
     def left_out(self, *, keep_cut: bool) -> str | None:
         if not self.ended and not keep_cut:
@@ -178,6 +183,8 @@ class Distiller:
                 raise UserError(f"nothing to write: {words}", where=str(source), fix="give other prompts or options")
             chats = ([*asked[response.prompt], {"role": "assistant", "content": response.text}] for response in written)
             write_atomically(out, "".join(json.dumps({"messages": turns}) + "\n" for turns in chats).encode())
+        if retold := sum(not response.own for response in written):
+            words += f"; {retold:,} are learned as other tokens of the same text"
         if earlier := sum(any(map(_is_answer, asked[response.prompt])) for response in written):
             words += f"; earlier answers stand in {earlier:,} of the conversations, and are learned as they are"
         return len(written), words
@@ -208,7 +215,9 @@ class Distiller:
             nonlocal done, tokens
             (number, sample), said = keys[index], generation.tokens
             kept, ended = self.chats.keeps(said, prompts[number]), generation.finish == "eos"
-            answers[keys[index]] = Response(number, self.chats.text(said), generation.emitted, ended, kept, sample)
+            answers[keys[index]] = Response(
+                number, self.chats.text(said), generation.emitted, ended, bool(kept), sample, kept == "tokens"
+            )
             log.append(vars(answers[keys[index]]))
             done, tokens = done + 1, tokens + generation.emitted
             bar.update(done, len(requests), f"{tokens / (time.perf_counter() - started):,.0f} tokens/s")
