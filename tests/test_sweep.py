@@ -429,7 +429,9 @@ def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> N
     whole += [row for row in read_rows(PACKAGE.parent / "results" / "mini") if row.kind in ("evaluation", "training")]
     columns = pd.read_parquet(export(whole, tmp_path / "rows.parquet"))
     assert list(columns["key"]) == [row.key for row in whole] and columns["batch_size"].dtype == "Int64"
-    assert json.loads(columns["seconds"][[row.key for row in whole].index(rows[0].key)]) == rows[0].seconds
+    place = [row.key for row in whole].index(rows[0].key)
+    assert json.loads(columns["seconds"][place]) == rows[0].seconds, "of other rows this is a number"
+    assert list(columns["emitted"][place]) == rows[0].emitted
     for wrong in ("method", "speed=1"):
         with pytest.raises(UserError):
             matching(whole, [wrong])

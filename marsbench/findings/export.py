@@ -71,7 +71,10 @@ def derived(row: Row) -> dict[str, float]:
 
 
 def export(rows: Sequence[Row], file: Path) -> Path:
-    """Write rows as CSV or Parquet (lists as JSON), or as JSON Lines that this program reads again, by its name."""
+    """Write rows as CSV, Parquet, or JSON Lines that this program reads again, by the file's name.
+
+    Lists are JSON in CSV, and in those Parquet columns where not all values are lists, or lists of lists.
+    """
     if file.suffix not in FORMATS:
         raise unknown_name("kind of file", file.suffix or file.name, list(FORMATS))
     check_can_be_written(file, "--out")
@@ -82,10 +85,18 @@ def export(rows: Sequence[Row], file: Path) -> Path:
     import pandas as pd
 
     # A line per row, a column per field, and columns of what follows from them.
-    table = pd.DataFrame([_flat(to_json(row)) | derived(row) for row in rows])
-    table = table.map(lambda value: json.dumps(value) if isinstance(value, list) else value)
-    if file.suffix == ".parquet":  # a column there has one type
-        table = table.convert_dtypes()
-        mixed = dict.fromkeys(table.select_dtypes("object"), "string")
-        return write_atomically(file, table.astype(mixed).to_parquet(index=False))
-    return write_atomically(file, table.to_csv(index=False).encode())
+    whole = pd.DataFrame([_flat(to_json(row)) | derived(row) for row in rows])
+    table = whole.map(lambda value: json.dumps(value) if isinstance(value, list) else value)
+    if file.suffix == ".csv":
+        return write_atomically(file, table.to_csv(index=False).encode())
+    table = table.convert_dtypes()  # a column of Parquet has one type
+    table = table.astype(dict.fromkeys(table.select_dtypes("object"), "string"))
+    for name, column in whole.items():
+        known = column.dropna()
+        if len(known) and known.map(_is_flat_list).all():
+            table[str(name)] = column
+    return write_atomically(file, table.to_parquet(index=False))
+
+
+def _is_flat_list(value: Any) -> bool:
+    return isinstance(value, list) and not any(isinstance(part, list) for part in value)
