@@ -81,11 +81,13 @@ def test_what_a_lost_node_did_is_done_elsewhere(
     simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a run that ends with one node, or waits for ever without any, and memory of a GPU that is kept."""
-    nodes = [simulated.add_node(num_cpus=1, num_gpus=1, object_store_memory=MEMORY) for _ in range(2)]
+    nodes = [simulated.add_node(num_cpus=1, num_gpus=2, object_store_memory=MEMORY) for _ in range(2)]
     try:
         on_gpus = Cluster(simulated.address, tmp_path / "logs")
-        assert on_gpus.workers == 2
-        of_each = ends(on_gpus, [do(f"task{number}", its_number, tmp_path) for number in range(3)])
+        assert on_gpus.workers == 4
+        with pytest.raises(UserError, match="wants 3 GPUs of a node, and nodes have 2 at most"):
+            ends(on_gpus, [do("wide", nothing, tmp_path, title="it", gpus=3)])
+        of_each = ends(on_gpus, [do(f"task{number}", its_number, tmp_path, gpus=1 + number % 2) for number in range(3)])
         processes = {end.value for end in of_each.values()}
         assert len(processes) == 3
         for process in processes:

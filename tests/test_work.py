@@ -125,7 +125,7 @@ def two(tmp_path: Path) -> Local:
 def test_so_many_run_at_a_time_and_races_alone(two: Local, tmp_path: Path) -> None:
     """Guards against more processes than cores, cores that idle, and a race that is run beside something."""
     tasks = [do(f"task{number}", stay, tmp_path) for number in range(5)]
-    tasks += [do(f"race{number}", stay, tmp_path, alone=True) for number in range(2)]
+    tasks += [do("race0", stay, tmp_path, alone=True), do("race1", stay, tmp_path, gpus=2)]
     beside = {ended.name: len(ended.value) for ended in two.run(tasks)}
     assert max(beside.values()) == 1 and beside["race0"] == beside["race1"] == 0
 
@@ -297,7 +297,7 @@ def test_processes_train_together(tmp_path: Path) -> None:
     """Guards against several GPUs that each train a model, and a training on them that runs beside something."""
     run = run_in(tmp_path, None, gpus_per_training=2)
     (task,) = graph.trainings([TrainedStage("base", None)], run.scale, work.RunState(run))
-    assert task.alone
+    assert task.gpus == 2
     config = tmp_path / "two.yaml"
     config.write_text("{compute_environment: LOCAL_MACHINE, distributed_type: MULTI_GPU, mixed_precision: 'no'}")
     executors.launch(replace(task, settings=graph.settings_of(run)), 2, config)

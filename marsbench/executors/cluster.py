@@ -76,7 +76,11 @@ class Cluster(Executor):
         shared = {node.host for node in fit if sum(other.host == node.host for other in fit) > 1}
         if shared & taken:  # nothing else may run on that machine
             return False
-        how: dict[str, Any] = {"num_cpus": 1, "num_gpus": min(self.gpus, 1), "scheduling_strategy": "SPREAD"}
+        if self.gpus and fit and task.gpus > (most := max(fit).gpus):
+            what = f"{task.title} wants {task.gpus} GPUs of a node, and nodes have {most} at most"
+            raise UserError(what, fix="choose a smaller --gpus-per-training")
+        gpus = task.gpus if self.gpus else 0
+        how: dict[str, Any] = {"num_cpus": 1, "num_gpus": gpus, "scheduling_strategy": "SPREAD"}
         if task.alone:
             # Where tasks without a place run, Ray decides.
             free = [node for node in fit if node.host not in taken | (shared if "" in taken else set())]

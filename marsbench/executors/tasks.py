@@ -39,6 +39,7 @@ class Task(ABC):
     after: tuple[str, ...] = ()  # names of tasks; one that is not among those to do is done already
     seconds: float = 0.0  # what it may take, roughly: what the most work waits for starts first
     alone: bool = False  # it times something: nothing may run beside it on its machine
+    gpus: int = 1  # of one machine that it uses together
 
     @abstractmethod
     def run(self, made: Sequence[Any], reporter: Reporter) -> Any:
@@ -192,7 +193,7 @@ class Executor(ABC):
 
 
 class Local(Executor):
-    """Up to `workers` processes, which end with this one; a task that is `alone` has the whole machine."""
+    """Up to `workers` processes, which end with this one; one `alone`, or with several GPUs, has the whole machine."""
 
     tries = 3
 
@@ -214,12 +215,13 @@ class Local(Executor):
 
     def start(self, task: Task, made: Sequence[object]) -> bool:
         """Start a task in an idle lane, or, if it is to be alone and nothing runs, in a process of its own."""
-        others = [running for running, _ in self._running.values()]
-        has_room = not others if task.alone else self._idle and not any(other.alone for other in others)
+        alone = task.alone or task.gpus > 1
+        lanes = [lane for _, lane in self._running.values()]
+        has_room = not lanes if alone else self._idle and _ALONE not in lanes
         if not has_room:
             return False
-        lane = _ALONE if task.alone else self._idle.pop(0)
-        if task.alone and self._gpus:  # who idles meanwhile would keep the memory of its GPU
+        lane = _ALONE if alone else self._idle.pop(0)
+        if alone and self._gpus:  # who idles meanwhile would keep the memory of its GPU
             for idle in [*self._pools]:
                 self._pools.pop(idle).shutdown()
         if lane not in self._pools:

@@ -185,7 +185,7 @@ def trainings(wanted: Iterable[TrainedStage], scale: Preset, known: Known) -> li
             tasks[trained] = TrainTask(
                 name=f"training-{trained.slug}", title=f"training {trained.title}",
                 after=after([parent], tasks.values()) if parent else (),
-                seconds=training_s(trained, scale), alone=known.gpus_per_training > 1, trained=trained,
+                seconds=training_s(trained, scale), gpus=known.gpus_per_training, trained=trained,
             )  # fmt: skip
     return list(tasks.values())
 
