@@ -63,8 +63,8 @@ def environment(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the test suite; arguments after -- go to pytest."""
-    # Four on two cores: tests of servers, clusters and killed commands mostly wait.
-    spread = "-n", "4", "--dist", "loadscope", "--no-loadscope-reorder"  # the longest modules first: tests/conftest.py
+    # Three on two cores: tests of servers, clusters and killed commands mostly wait.
+    spread = "-n", "3", "--dist", "loadscope", "--no-loadscope-reorder"  # the longest modules first: tests/conftest.py
     session.run(environment_python(session), "-m", "pytest", "-q", *spread, *session.posargs)
 
 
