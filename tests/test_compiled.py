@@ -32,7 +32,7 @@ from marsbench.racing.course import Course
 from marsbench.racing.grid import BASELINES, Grid, read_grid
 from marsbench.racing.race import Race, RoundLog
 from marsbench.rows.kinds import SweepRow
-from marsbench.rows.workspace import Workspace
+from marsbench.rows.workspace import Workspace, read_rows
 from marsbench.running.cells import CellRunner
 from marsbench.running.plans import Asked
 from marsbench.running.run import Run
@@ -48,7 +48,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Steps:
     """Steps that were compiled: torch would take seconds for each, so here they stay what they are."""
     steps: Steps = []
 
-    def as_it_is(step: Callable[..., Any]) -> Callable[..., Any]:
+    def as_it_is(step: Callable[..., Any], backend: str) -> Callable[..., Any]:
         steps.append(step)
         return step
 
@@ -191,6 +191,20 @@ def test_nothing_is_compiled_in_a_lap(made: Steps, monkeypatch: pytest.MonkeyPat
     assert len(made) >= 3 and set(counts) == {len(made)}
     assert [one.status for one in found.values()] == ["done", "done"]
     assert found["ar"].generations == found["ar, compiled"].generations
+
+
+def test_a_grid_names_what_compiles(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a backend that is passed over, or wants a compiler that it has no use for, and one key for all."""
+    monkeypatch.setattr(graphs, "cpp_compiler", lambda: None)
+    file = grid_file(output, AR)
+    plain = file.read_text()
+    for backend in ("eager", "aot_eager"):
+        file.write_text(f"{plain}backend: {backend}\n")
+        invoke("sweep", "--scale", "micro", "--output", str(output), "--grid", str(file))
+    rows = read_rows(Workspace(output, "micro").row_file)
+    compiled = [row for row in rows if isinstance(row, SweepRow) and row.compiled]
+    assert len(compiled) == len({row.key for row in compiled}) == 2, "each has its own"
+    assert all(row.status == "done" and row.graphs and row.same_as["ar"] == row.prompts for row in compiled)
 
 
 def test_a_sweep_races_compiled_against_compiled(made: Steps, output: Path) -> None:

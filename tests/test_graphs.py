@@ -264,12 +264,15 @@ def test_stands_that_are_left_are_kept_up_to_a_limit(given: dict[str, Any], monk
 
 
 def test_recording_needs_no_compiler(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against compiling where recording is enough."""
+    """Guards against compiling where recording is enough, and against recording alone where a backend is asked for."""
     model, method = llama(0), method_of("ar", given)
     monkeypatch.setattr(graphs_module, "_compiled", None)
     monkeypatch.setattr(graphs_module, "cpp_compiler", lambda: None)
     kind, reason = kind_of_batch(model, method, True)
     assert not reason and answers(model, method, kind) == answers(model, method)
+    made: list[str] = []
+    monkeypatch.setattr(graphs_module, "_compiled", lambda step, backend: made.append(backend) or step)
+    assert answers(model, method, Graphs("inductor").batch) == answers(model, method) and {*made} == {"inductor"}
 
 
 class Capture:

@@ -244,7 +244,7 @@ def test_steps_of_fixed_shape_serve_the_same_answers(
     recorded: bool, prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a GPU that waits for the host, graphs that answer otherwise, whoever joins, leaves or turns."""
-    monkeypatch.setattr(graphs, "_compiled", lambda step: step)
+    monkeypatch.setattr(graphs, "_compiled", lambda step, _: step)
     monkeypatch.setattr(graphs, "cpp_compiler", lambda: "g++")
     if recorded:
         monkeypatch.setattr(graphs, "records_on", lambda device: True)

@@ -20,21 +20,21 @@ from marsbench.forward.modules import device_of
 from marsbench.forward.native import cpp_compiler
 from marsbench.forward.window import recording
 
-_BACKEND = "inductor"  # of `torch.compile`
+_BACKEND = "inductor"  # of `torch.compile`, where none is asked for
 _SPARE_BYTES = 4 << 30  # of empty stands, kept for the graphs that were recorded of them
 Run = Callable[[], Tensor]
 Step = Callable[[Decoder, Method, Stand], Tensor]
 
 
-def why_not(model: Any, method: Method | OutsideMethod) -> str:
-    """Why a method's steps cannot be graphs for a model here, empty if they can."""
+def why_not(model: Any, method: Method | OutsideMethod, backend: str | None = None) -> str:
+    """Why a method's steps cannot be graphs for a model here, empty if they can; `backend` is that of `Graphs`."""
     if isinstance(method, OutsideMethod):
         return f"method {method.name!r} brings a loop of its own"
     if method.most() is None:
         return f"the windows of method {method.name!r} have no fixed shape"
     if not all(map(_is_bare, (decoder_of(model), *_drafting(method)))):
         return "only plain Qwen2 and Llama models are compiled"
-    if not records_on(device_of(model)) and cpp_compiler() is None:
+    if not records_on(device_of(model)) and backend in (None, "inductor") and cpp_compiler() is None:
         return "there is no C++ compiler"
     return ""
 
@@ -66,7 +66,9 @@ class Graphs(Steps):
     the process. Where the model's weights have moved when a batch begins, the step is recorded anew.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str | None = None) -> None:
+        """`backend` is of `torch.compile`; None = on CUDA steps are recorded as they are, elsewhere inductor."""
+        self._backend = backend
         self.compile_seconds = 0.0  # spent so far
         self._compiled: dict[Hashable, Step] = {}
         self._spare: dict[Hashable, tuple[int, Stand]] = {}  # with the number of when it was left
@@ -109,13 +111,14 @@ class Graphs(Steps):
             key = (decoders, natively, method, stand.shape, stand.rows.cache.dtype)
             if key not in self._compiled:
                 with self._timed(), stand.still():
-                    self._compiled[key] = _compiled(static_step)
+                    self._compiled[key] = _compiled(static_step, self._backend or _BACKEND)
                     self._compiled[key](decoder, method, stand)
             return partial(self._compiled[key], decoder, method, stand)
         addresses = _addresses(decoders, method)
         if stand not in self._recorded or self._recorded[stand][0] != addresses:
+            step = static_step if self._backend in (None, "eager") else _compiled(static_step, self._backend)
             with self._timed(), stand.still(), recording():
-                self._recorded[stand] = addresses, recorded(partial(static_step, decoder, method, stand))
+                self._recorded[stand] = addresses, recorded(partial(step, decoder, method, stand))
         return self._recorded[stand][1]
 
     @contextmanager
@@ -145,14 +148,14 @@ def _addresses(decoders: tuple[Decoder, ...], method: Method) -> Hashable:
     return (*(which.addresses() for which in decoders if isinstance(which, LeanDecoder)), *of_heads)
 
 
-def _compiled(step: Step) -> Step:
+def _compiled(step: Step, backend: str) -> Step:
     """A step that becomes a graph by its first call, for good: it is only called with what it was made for."""
     # torch keeps graphs by their code, and without guards it would take any of them for all shapes.
     alone = types.FunctionType(step.__code__.replace(), step.__globals__, step.__name__)
     # Checking every weight before every step takes longer than the step of a small model.
     no_guards = getattr(torch.compiler, "skip_all_guards_unsafe", None)
     options = {"guard_filter_fn": no_guards} if no_guards else None
-    return torch.compile(alone, fullgraph=True, dynamic=False, backend=_BACKEND, options=options)
+    return torch.compile(alone, fullgraph=True, dynamic=False, backend=backend, options=options)
 
 
 @cache

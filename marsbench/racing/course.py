@@ -124,7 +124,8 @@ class Course:
         self.run, self.grid = run, grid
         self._dtype: torch.dtype = getattr(torch, grid.dtype)
         self._checkpoints = Checkpoints(run)
-        self._backend = "eager" if records_on(torch.device(default_device())) else "inductor"  # as keys call them
+        # As keys call them.
+        self._backend = grid.backend or ("eager" if records_on(torch.device(default_device())) else "inductor")
         self._load = cache(load or self._checkpoint)
         # By steps: what was compiled at one batch size serves at the next, and at one threshold for all.
         self._compiled: dict[str, tuple[Method | OutsideMethod, Graphs]] = {}
@@ -159,9 +160,9 @@ class Course:
             eager = replace(eager, method=carried_over(eager.method, draws, loaded.model.device))
         if not line.compiled:
             return eager
-        if reason := why_not(loaded.model, eager.method):
+        if reason := why_not(loaded.model, eager.method, self.grid.backend):
             raise UserError(f"it cannot be compiled: {reason}", fix="race it without `compiled`")
-        method, graphs = self._compiled.setdefault(_steps_of(line), (eager.method, Graphs()))
+        method, graphs = self._compiled.setdefault(_steps_of(line), (eager.method, Graphs(self.grid.backend)))
         return replace(eager, method=method, kind=graphs.batch)
 
     def compiling(self, line: Line) -> dict[str, Any]:

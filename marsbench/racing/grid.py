@@ -55,6 +55,8 @@ class Grid:
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 900.0  # of a contender for a lap at a batch size
     # Also time forward passes of up to so many positions; 0 = none.
     positions: Annotated[int, Field(ge=0, lt=2**31)] = 1024
+    # What compiles; None = what is best on the device.
+    backend: Annotated[str, Field(pattern="^(inductor|eager|aot_eager)$")] | None = None
     profiled: bool = False  # also time the parts of eager steps, in a run of their own
     page: str = "speedup"  # whose it is
 
