@@ -204,7 +204,9 @@ def test_ends_are_shown_by_the_work_that_is_done(tmp_path: Path, monkeypatch: py
 
     def ends(tasks: Sequence[Any], look: Any) -> Iterator[Ended]:
         for number, task in enumerate(tasks):
-            log_of(tmp_path, task.name).write_text(f"begins\n  {task.name}: {number + 1}/9\n  half a li")
+            log_of(tmp_path, task.name).write_bytes(
+                b"begins\n  %s: %d/9\n  half a \xe2" % (task.name.encode(), number + 1)
+            )
             look([task])
             yield Ended(task.name, None, UserError("no luck") if task.name == "b" else None, "", 1.0)
 

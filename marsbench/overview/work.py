@@ -194,7 +194,7 @@ def shown(executor: Executor, tasks: Sequence[RunTask], run: Run) -> Generator[E
 def _last_said(task: Task, logs: Path) -> str:
     """How far a task is: the last whole line of its log."""
     log = log_of(logs, task.name)
-    lines = log.read_text(encoding="utf-8").split("\n")[:-1] if log.exists() else []
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if log.exists() else []
     return lines[-1].strip() if lines else task.title
 
 
