@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import jsonschema
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -142,6 +143,26 @@ def test_keys_open_what_they_are_for() -> None:
     basic = {"authorization": "Basic " + base64.b64encode(b"me:two").decode()}
     assert ask(None, "/v1/models", "GET", basic, **keys)[0] == 200
     assert ask(None, "/v1/models", "GET", {"authorization": "Basic two"}, **keys)[0] == 401
+
+
+def test_the_description_is_of_this_server() -> None:
+    """Guards against a route or a body that the description promises and the server refuses, or the other way round."""
+    told = json.loads(ask(None, "/openapi.json", "GET")[2])
+    for path, operations in told["paths"].items():
+        found = {ask({}, path.format(name="micro"), method.upper())[0] for method in operations}
+        assert not found & {404, 405}, path
+    chat, turn = "/v1/chat/completions", {"role": "user", "content": "a"}
+    bodies = [
+        (chat, {"messages": [turn]}), (chat, {"messages": []}), (chat, {"messages": [{"content": "a"}]}), (chat, {}),
+        (chat, {"messages": [turn], "stream_options": {"include_usage": 3}}), (AT, {"prompt": "a", "n": 0}),
+        (chat, {"messages": [turn | {"content": [{"type": "image", "text": "a"}]}]}), (AT, {"prompt": [[1], "a"]}),
+        (AT, {"prompt": "a", "threshold": 2}), (AT, {"prompt": "a", "method": "magic"}), (AT, {"prompt": {}}),
+    ]  # fmt: skip
+    for path, body in bodies:
+        content = told["paths"][path]["post"]["requestBody"]["content"]
+        schema = content["application/json"]["schema"] | {"components": told["components"]}
+        taken = jsonschema.Draft202012Validator(schema).is_valid(body)
+        assert ask(body, path)[0] == (200 if taken else 400), body
 
 
 @pytest.mark.parametrize(("told", "status"), [

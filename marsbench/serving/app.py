@@ -29,6 +29,7 @@ from marsbench.serving.answers import Answers, Completion
 from marsbench.serving.engine_client import EngineClient
 from marsbench.serving.guards import EventStream, Guard, answer, is_local, until_gone
 from marsbench.serving.messages import Settings
+from marsbench.serving.openapi import description
 from marsbench.serving.wire import ApiError, ChatRequest, CompletionRequest, SpeedRequest, read
 
 
@@ -43,20 +44,21 @@ def build(engine: EngineClient) -> Starlette:
             CORSMiddleware, allow_origins=settings.cors_origin, allow_methods=["GET", "POST", "PUT"],
             allow_headers=["*"], expose_headers=["X-Request-Id", "Retry-After"],
         ))  # fmt: skip
+    paths = [
+        Route("/v1/chat/completions", partial(routes.completed, ChatRequest), methods=["POST"], name="answer a chat"),
+        Route("/v1/completions", partial(routes.completed, CompletionRequest), methods=["POST"], name="go on a text"),
+        Route("/v1/models", routes.models, name="the models"),
+        Route("/v1/models/{name:path}", routes.one_model, name="one model"),
+        Route("/v1/speed", routes.speed, name="the default settings, and the engine's state"),
+        Route("/v1/speed", routes.set_speed, methods=["PUT"], name="change the default settings"),
+        Route("/health", routes.health, name="whether requests are taken"),
+        Route("/ping", routes.health, name="whether requests are taken"),
+        Route("/version", lambda _: JSONResponse({"version": __version__}), name="the version of marsbench"),
+        Route("/metrics", routes.metrics, name="metrics in the format of Prometheus"),
+    ]
+    described = JSONResponse(description(paths))
     return Starlette(
-        routes=[
-            Route("/v1/chat/completions", partial(routes.completed, ChatRequest), methods=["POST"]),
-            Route("/v1/completions", partial(routes.completed, CompletionRequest), methods=["POST"]),
-            Route("/v1/models", routes.models),
-            Route("/v1/models/{name:path}", routes.one_model),
-            Route("/v1/speed", routes.speed),
-            Route("/v1/speed", routes.set_speed, methods=["PUT"]),
-            Route("/health", routes.health),
-            Route("/ping", routes.health),
-            Route("/version", lambda _: JSONResponse({"version": __version__})),
-            Route("/metrics", routes.metrics),
-            Route("/", routes.look),
-        ],
+        routes=[*paths, Route("/openapi.json", lambda _: described), Route("/", routes.look)],
         middleware=[*doors, Middleware(Guard, settings)],
         exception_handlers=dict.fromkeys((ApiError, HTTPException, ClientDisconnect, Exception), _explained),
     )
