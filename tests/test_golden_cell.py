@@ -49,7 +49,7 @@ def answers(exam: Exam, method: str = "ar", kind: type[Answering] = Answering) -
 
 def asked(name: str, level: str) -> str:
     """A hash of a level's first questions to train on and to pretrain on, and of a benchmark's to be tested on."""
-    questions = prepare(benchmark(name)).tasks[name].eval_docs.select(range(100))
+    questions = prepare(benchmark(name)).tasks[name].eval_docs[:100]
     shown = [islice(conversations(0, difficulty(level)), 100), islice(corpus(0, difficulty(level)), 100)]
     return content_hash([*map(str, questions), *(str(text) for texts in shown for text in texts)])
 

@@ -103,7 +103,7 @@ def _names(exam: Exam) -> dict[str, int]:
         questions = exam.tasks[task].eval_docs
         names |= {str(number): number for number in numbers}
         names |= {f"{subtask}/{place}": number for place, number in enumerate(numbers)}
-        if "task_id" in questions.column_names:
+        if "task_id" in questions.features:
             names |= dict(zip(questions["task_id"], numbers, strict=True))
     return names
 
