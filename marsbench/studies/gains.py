@@ -210,7 +210,7 @@ def race_of(scale: Preset, page: str, ar: Line, tried: Sequence[Line], batch_siz
     lines: tuple[Line, ...] = ar, ar.compiled_form(), *[line.compiled_form() for line in tried]
     prompts, repeats = 102, 3
     if scale.in_seconds:
-        lines, prompts, repeats = (ar, *tried), 12, 2
+        lines, prompts, repeats = (ar, *tried), 6, 2
     library = Line.raced(LIBRARY, ar.stage, LIBRARY)
     return [Grid((*lines, library), batch_sizes, prompts, repeats, positions=0, page=page)]
 

@@ -26,12 +26,16 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer(
-    vocabulary_size: int, *, texts: int = 20_000, level: world.Difficulty = world.USUAL
+    vocabulary_size: int, *, texts: int | None = None, level: world.Difficulty = world.USUAL
 ) -> PreTrainedTokenizerFast:
-    """Train the tokenizer: at most `vocabulary_size` entries, digits one by one; always the same, to the byte."""
+    """Train the tokenizer: at most `vocabulary_size` entries, digits one by one; always the same, to the byte.
+
+    It learns from 20 `texts` an entry, but from no more than 20,000.
+    """
+    trained = _trained(vocabulary_size, texts or min(20_000, 20 * vocabulary_size), level)
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=Tokenizer.from_str(_trained(vocabulary_size, texts, level)), pad_token=PAD, eos_token=END,
-        mask_token=MASK, additional_special_tokens=[START], clean_up_tokenization_spaces=False,
+        tokenizer_object=Tokenizer.from_str(trained), pad_token=PAD, eos_token=END, mask_token=MASK,
+        additional_special_tokens=[START], clean_up_tokenization_spaces=False,
     )  # fmt: skip
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
