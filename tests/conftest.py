@@ -8,29 +8,24 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from filelock import FileLock
 from hypothesis import settings
 from rich.console import Console
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from marsbench.presets import preset
 from marsbench.progress import quieten_libraries
-from marsbench.racing import step_time
-from marsbench.running import training_cost
+
+if TYPE_CHECKING:  # pytest's first process, which starts those that test, need not wait for either
+    from transformers import PreTrainedModel
 
 GOLDEN = Path(__file__).parent / "golden"
 
 # Several test processes, and none spinning in another's way, nor what it starts.
-torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 quieten_libraries()
-
-step_time._READ_BYTES = 2**24  # how fast memory is, no test asks
-training_cost._REPEATS = 5  # nor how long a step of training takes
 
 # The same generated cases in every run, so that a test that fails is about what has changed.
 settings.register_profile("repeated", derandomize=True)
@@ -53,6 +48,8 @@ def turn_of(item: pytest.Item) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest modules begin, so that no process is left with one alone; what needs a GPU is skipped without one."""
+    import torch
+
     items.sort(key=turn_of)
     if not torch.cuda.is_available():
         for item in items:
@@ -66,6 +63,20 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def brief() -> Iterator[None]:
+    """What no test asks is not measured for long: the speed of memory, of a step of training; nor is it drawn twice."""
+    from marsbench.racing import step_time
+    from marsbench.rendering import figures
+    from marsbench.running import training_cost
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_time, "_READ_BYTES", 2**24)
+        patch.setattr(training_cost, "_REPEATS", 5)
+        patch.delitem(figures.FORMATS, "svg")
+        yield
+
+
 @pytest.fixture(scope="session")
 def golden() -> dict[str, Any]:
     """The vectors recorded from the authors' code."""
@@ -74,8 +85,11 @@ def golden() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def golden_models() -> dict[str, PreTrainedModel]:
+def golden_models() -> "dict[str, PreTrainedModel]":
     """The checkpoints that the vectors were recorded on: `ar` and `mars`."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     read = partial(AutoModelForCausalLM.from_pretrained, dtype=torch.float32)
     return {name: read(GOLDEN / name).eval() for name in ("ar", "mars")}
 

@@ -196,6 +196,8 @@ def test_nothing_is_compiled_in_a_lap(made: Steps, monkeypatch: pytest.MonkeyPat
 def test_a_grid_names_what_compiles(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a backend that is passed over, or wants a compiler that it has no use for, and one key for all."""
     monkeypatch.setattr(graphs, "cpp_compiler", lambda: None)
+    taken: list[str] = []
+    monkeypatch.setattr(graphs, "_compiled", lambda step, backend: taken.append(backend) or step)
     file = grid_file(output, AR)
     plain = file.read_text()
     for backend in ("eager", "aot_eager"):
@@ -203,7 +205,7 @@ def test_a_grid_names_what_compiles(output: Path, monkeypatch: pytest.MonkeyPatc
         invoke("sweep", "--scale", "micro", "--output", str(output), "--grid", str(file))
     rows = read_rows(Workspace(output, "micro").row_file)
     compiled = [row for row in rows if isinstance(row, SweepRow) and row.compiled]
-    assert len(compiled) == len({row.key for row in compiled}) == 2, "each has its own"
+    assert len(compiled) == len({row.key for row in compiled}) == 2 == len({*taken}), "each has its own"
     assert all(row.status == "done" and row.graphs and row.same_as["ar"] == row.prompts for row in compiled)
 
 

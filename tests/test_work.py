@@ -298,6 +298,9 @@ def test_processes_make_what_one_makes(tmp_path: Path, micro_checkpoints: Path) 
 def test_processes_train_together(tmp_path: Path) -> None:
     """Guards against several GPUs that each train a model, and a training on them that runs beside something."""
     run = run_in(tmp_path, None, gpus_per_training=2)
+    assert run.scale.world is not None
+    brief = replace(run.scale.world, vocabulary_size=300, pretraining=replace(run.scale.world.pretraining, steps=4))
+    run = replace(run, scale=replace(run.scale, world=brief))
     (task,) = graph.trainings([TrainedStage("base", None)], run.scale, work.RunState(run))
     assert task.gpus == 2
     config = tmp_path / "two.yaml"
