@@ -295,7 +295,7 @@ def test_processes_make_what_one_makes(tmp_path: Path, micro_checkpoints: Path) 
 
 
 @pytest.mark.slow
-def test_processes_train_together(tmp_path: Path) -> None:
+def test_processes_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against several GPUs that each train a model, and a training on them that runs beside something."""
     run = run_in(tmp_path, None, gpus_per_training=2)
     assert run.scale.world is not None
@@ -308,7 +308,7 @@ def test_processes_train_together(tmp_path: Path) -> None:
     executors.launch(replace(task, settings=graph.settings_of(run)), 2, config)
     record = finished(run.workspace.checkpoint(recipe(run.scale, "base")))
     assert record is not None and record.provenance["processes"] == 2
-    config.write_text("{no_such_key: 1}")
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with pytest.raises(UserError, match="training base on 2 GPUs: a process ended with status 1"):
         executors.launch(task, 2, config)
 
