@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any, get_args
 
@@ -57,7 +58,7 @@ def batch(golden_models: Models) -> tuple[Tensor, Tensor]:
     return ids, labels
 
 
-def noisy_one(model: Any, head: HeadKind) -> GatedAdapter:
+def noisy_adapter(model: Any, head: HeadKind) -> GatedAdapter:
     torch.manual_seed(1)
     adapter = GatedAdapter(model, 2, head)
     for parameter in adapter.parameters():
@@ -67,7 +68,7 @@ def noisy_one(model: Any, head: HeadKind) -> GatedAdapter:
 
 @torch.no_grad()
 def by_decoding(adapted: Adapted, ids: Tensor, labels: Tensor, ahead: list[int]) -> Tensor:
-    """The loss mask by mask: each after the clean tokens before its block, by a forward pass of its own."""
+    """The loss mask by mask: each by a forward pass of its own, after the clean tokens before its block."""
     means = []
     for row, labelled, first in zip(ids, labels != IGNORED, ahead, strict=True):
         losses, place = [], -1
@@ -87,7 +88,7 @@ def by_decoding(adapted: Adapted, ids: Tensor, labels: Tensor, ahead: list[int])
 
 
 def behind(before: Tensor, state: Tensor, adapted: Adapted) -> Tensor:
-    """Logits [V] of a mask of that state whose own place holds a token."""
+    """Logits [V] of a mask with this state, where `before` is the token at its own place."""
     model, head = adapted.model, adapted.adapter.head
     if isinstance(head, Markov):
         return model.lm_head(state) + head.before[before] @ head.after.T
@@ -113,7 +114,7 @@ def test_the_loss_is_that_of_masks_as_decoding_puts_them(
     monkeypatch.setattr(objectives, "MOST_LOGITS", most_logits)
     monkeypatch.setattr(objectives, "ALONE", 0.0)
     model = copy.deepcopy(golden_models["ar"]).requires_grad_(False)
-    adapter, (ids, labels) = noisy_one(model, head), batch(golden_models)
+    adapter, (ids, labels) = noisy_adapter(model, head), batch(golden_models)
     monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.tensor(ahead).unsqueeze(1))
     loss = gated_loss(adapter, ids, labels, model=model, block_size=B, mask_token_id=MASK)
     expected = by_decoding(Adapted(model, adapter.adapter), ids, labels, ahead)
@@ -121,8 +122,8 @@ def test_the_loss_is_that_of_masks_as_decoding_puts_them(
 
 
 def test_frozen_weights_and_fresh_heads_change_no_loss(golden_models: Models) -> None:
-    """Guards against casts of frozen weights at every pass, and a head that begins elsewhere than without one."""
-    found, casts = [], []
+    """Guards against casts of frozen weights at every pass, and a fresh head that changes the loss."""
+    results, casts = [], []
     for once in (False, True):
         torch.manual_seed(0)
         model = copy.deepcopy(golden_models["ar"]).requires_grad_(False)
@@ -133,9 +134,9 @@ def test_frozen_weights_and_fresh_heads_change_no_loss(golden_models: Models) ->
         with Operations() as seen, torch.autocast("cpu", torch.bfloat16):
             loss = gated_loss(adapter, ids, ids, model=model, block_size=4, mask_token_id=3)
         loss.backward()
-        found.append([loss, *[one.grad for one in adapter.parameters() if one.grad is not None]])
+        results.append([loss, *[weight.grad for weight in adapter.parameters() if weight.grad is not None]])
         casts.append(seen.count["_to_copy"])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)) and len(found[0]) > 5
+    assert all(starmap(torch.equal, zip(*results, strict=True))) and len(results[0]) > 5
     layers = sum(isinstance(part, nn.Linear) for part in model.get_decoder().modules())
     assert casts[1] <= casts[0] - 2 * layers, "of both passes: over the clean tokens, and over masks"
     model, (ids, labels) = copy.deepcopy(golden_models["mars"]).requires_grad_(False), batch(golden_models)
@@ -155,7 +156,7 @@ def test_only_the_adapter_learns(head: HeadKind, golden_models: Models) -> None:
     before = {name: values.clone() for name, values in model.state_dict().items()}
     adapter = GatedAdapter(model, 2, head)
     learns = [adapter.vector, *adapter.ups, *adapter.of_head.values()]
-    begun = [one.detach().clone() for one in learns]
+    begun = [weight.detach().clone() for weight in learns]
     ids, labels = batch(golden_models)
     step = torch.optim.AdamW(adapter.parameters(), lr=1e-2)
     losses = []
@@ -176,9 +177,9 @@ def test_only_the_adapter_learns(head: HeadKind, golden_models: Models) -> None:
 def test_a_part_of_the_masks_learns_without_the_head(
     head: HeadKind, golden_models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against masks that say nothing without their head, which is asked about their likeliest tokens only."""
+    """Guards against masks that learn nothing without their head, which only ranks their likeliest tokens."""
     model, (ids, labels) = copy.deepcopy(golden_models["mars"]).requires_grad_(False), batch(golden_models)
-    adapter, losses = noisy_one(model, head), []
+    adapter, losses = noisy_adapter(model, head), []
     for part in (0.0, 0.5, 1.0):
         monkeypatch.setattr(objectives, "ALONE", part)
         torch.manual_seed(0)
@@ -190,7 +191,7 @@ def test_a_part_of_the_masks_learns_without_the_head(
 
 
 def test_a_stronger_adapter_acts_as_it_is_written(golden_models: Models, tmp_path: Path) -> None:
-    """Guards against a strength that training has and the folder has not, and one that renames older checkpoints."""
+    """Guards against a strength that is lost on disk, and one that renames older checkpoints."""
     model = copy.deepcopy(golden_models["ar"]).requires_grad_(False)
     adapter = GatedAdapter(model, 2, strength=16.0)
     for up in adapter.ups:
@@ -205,7 +206,7 @@ def test_a_stronger_adapter_acts_as_it_is_written(golden_models: Models, tmp_pat
 
 @pytest.mark.parametrize("head", HEADS)
 def test_a_response_without_masks_gives_no_loss(head: HeadKind, golden_models: Models) -> None:
-    """Guards against a mean over nothing, a step without a gradient of every weight, for which other devices wait."""
+    """Guards against a mean over nothing, and weights without a gradient, for which other devices wait."""
     model = copy.deepcopy(golden_models["mars"]).requires_grad_(False)
     ids = torch.tensor([[5, 6, 7]])
     adapter, passes = GatedAdapter(model, 2, head), list[int]()
@@ -213,8 +214,8 @@ def test_a_response_without_masks_gives_no_loss(head: HeadKind, golden_models: M
     labels = torch.tensor([[IGNORED, IGNORED, 7]])
     loss = gated_loss(adapter, ids, labels, model=model, block_size=B, mask_token_id=MASK)
     loss.backward()
-    assert loss.item() == 0 and passes == [1], "a wrapper of several processes meets the others in this pass"
-    assert all(one.grad is not None and not one.grad.any() for one in adapter.parameters())
+    assert loss.item() == 0 and passes == [1], "a wrapper of several processes waits for the others in this pass"
+    assert all(weight.grad is not None and not weight.grad.any() for weight in adapter.parameters())
 
 
 # ---- trained, written and loaded ----
@@ -231,30 +232,30 @@ def parent(micro_checkpoints: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, parent: Path) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory, parent: Path) -> Path:
     return trained("mars_gated_network", tmp_path_factory.mktemp("adapter"), parent)
 
 
 def answers(loaded: Loaded, method: str, **options: Any) -> list[Generation]:
     eos, pad = default_ids(loaded)
-    prompts = [chat_prompt(loaded.tokenizer, one.prompt) for one in questions_of("mini_gsm8k", 6)]
+    prompts = [chat_prompt(loaded.tokenizer, question.prompt) for question in questions_of("mini_gsm8k", 6)]
     ids = loaded.tokenizer(prompts, add_special_tokens=False).input_ids
     chosen = fit(method, loaded, **options)
-    return decode(loaded.model, chosen, [Request(one, 24) for one in ids], eos_id=eos, pad_id=pad)
+    return decode(loaded.model, chosen, [Request(prompt, 24) for prompt in ids], eos_id=eos, pad_id=pad)
 
 
 def verify(loaded: Loaded, alone: Loaded) -> None:
     """Every way to decode gives the answers of the model alone."""
-    expected = [one.tokens for one in answers(alone, "ar")]
-    assert [one.tokens for one in answers(loaded, "ar")] == expected
+    expected = [answer.tokens for answer in answers(alone, "ar")]
+    assert [answer.tokens for answer in answers(loaded, "ar")] == expected
     for layout in ("groups", "linear"):
-        assert [one.tokens for one in answers(loaded, "mars-verified", layout=layout)] == expected, layout
+        assert [answer.tokens for answer in answers(loaded, "mars-verified", layout=layout)] == expected, layout
 
 
 @pytest.mark.parametrize("kind", ["", "_markov", "_network"])
-def test_a_trained_adapter_leaves_every_answer_as_it_was(kind: str, made: Path, parent: Path, tmp_path: Path) -> None:
-    """Guards against an adapter that is part of the model on disk or in decoding, a lost head, an unclear record."""
-    folder = made if kind == "_network" else trained(f"mars_gated{kind}", tmp_path, parent)
+def test_a_trained_adapter_leaves_every_answer_as_it_was(kind: str, shared: Path, parent: Path, tmp_path: Path) -> None:
+    """Guards against an adapter merged into the model on disk or in decoding, a lost head, an unclear record."""
+    folder = shared if kind == "_network" else trained(f"mars_gated{kind}", tmp_path, parent)
     base, adapted, record, of_base = load(parent), load(folder), records.finished(folder), records.finished(parent)
     assert isinstance(adapted.model, Adapted) and record is not None and of_base is not None
     verify(adapted, base)
@@ -265,12 +266,12 @@ def test_a_trained_adapter_leaves_every_answer_as_it_was(kind: str, made: Path, 
     assert (record.recipe["rank"], record.recipe["block_size"], record.steps) == (16, 4, 6)
     assert json.loads((folder / CONFIG).read_text())["base_model_name_or_path"].endswith(f"ar_sft-{of_base.key}")
     adapter = adapted.model.adapter
-    every = [one.numel() for file in folder.glob("*.safetensors") for one in load_file(file).values()]
+    sizes = [values.numel() for file in folder.glob("*.safetensors") for values in load_file(file).values()]
     halves = adapter.like(torch.zeros(1, dtype=torch.bfloat16))
     for held, each in ((adapter, 4), (halves, 2)):
         parts = [tensor for part in (*held.maps.values(), held.head or ()) for tensor in part]
-        assert held.vector.nbytes + sum(tensor.nbytes for tensor in parts) == each * sum(every)
-    assert record.parameters == sum(every)
+        assert held.vector.nbytes + sum(tensor.nbytes for tensor in parts) == each * sum(sizes)
+    assert record.parameters == sum(sizes)
     assert type(adapter.head) is {"": type(None), "_markov": Markov, "_network": Network}[kind]
     if adapter.head is not None:
         kept = load_file(folder / "draft_head.safetensors")
@@ -279,7 +280,7 @@ def test_a_trained_adapter_leaves_every_answer_as_it_was(kind: str, made: Path, 
 
 
 def test_a_head_trained_with_mars_comes_with_its_model(parent: Path, tmp_path: Path) -> None:
-    """Guards against a head that is lost or left at its beginning, one among the model's weights, or in its tokens."""
+    """Guards against a head that is lost or does not learn, that lies among the model's weights or changes its tokens."""
     folder = trained("mars_network", tmp_path, parent)
     loaded, record = load(folder), records.finished(folder)
     assert isinstance(loaded.model, Adapted) and record is not None
@@ -288,13 +289,13 @@ def test_a_head_trained_with_mars_comes_with_its_model(parent: Path, tmp_path: P
     assert all(values.any() for values in kept.values()), "it has learned"
     plain = AutoModelForCausalLM.from_pretrained(folder)
     assert load_file(folder / "model.safetensors").keys() <= plain.state_dict().keys()
-    assert record.parameters == sum(one.numel() for one in (*plain.parameters(), *kept.values()))
+    assert record.parameters == sum(values.numel() for values in (*plain.parameters(), *kept.values()))
     verify(loaded, replace(loaded, model=plain.eval()))
 
 
 @pytest.mark.parametrize("kind", ["markov", "network"])
 def test_a_head_acts_on_masks_of_mars_alone(kind: HeadKind, golden_models: Models) -> None:
-    """Guards against a fresh head that changes a loss, and one that reaches into the AR term."""
+    """Guards against a fresh head that changes a loss, and a head that changes the AR term."""
     model = copy.deepcopy(golden_models["mars"])
     to_train = HeadToTrain(model, kind)
     loss = partial(mars_loss, model, *batch(golden_models), block_size=B, mask_token_id=MASK)
@@ -312,7 +313,7 @@ def test_a_head_acts_on_masks_of_mars_alone(kind: HeadKind, golden_models: Model
 def test_maps_are_named_and_scaled_as_peft_does_it(
     settings: dict[str, Any], times: float, golden_models: Models, tmp_path: Path
 ) -> None:
-    """Guards against maps of another scale than peft's, which nobody would see: every answer stays as it was."""
+    """Guards against maps of another scale than peft's, which would not show: every answer stays as it was."""
     model, written = golden_models["ar"], noisy(golden_models["ar"], 0.3, rank=3)
     write_adapter(written, model, tmp_path, "")
     config = json.loads((tmp_path / CONFIG).read_text()) | settings
@@ -328,42 +329,42 @@ def test_maps_are_named_and_scaled_as_peft_does_it(
         read_adapter(tmp_path, model)
 
 
-def test_commands_take_an_adapter(made: Path, parent: Path, tmp_path: Path) -> None:
-    """Guards against a command that forgets the adapter, or asks for the base as well."""
+def test_commands_take_an_adapter(shared: Path, parent: Path, tmp_path: Path) -> None:
+    """Guards against a command that ignores the adapter, or needs the base model as well."""
     prompts, base = tmp_path / "in.jsonl", str(parent)
     prompts.write_text(json.dumps({"prompt_ids": [5, 6, 7, 8, 9]}) + "\n")
-    found = {}
+    rows = {}
     for name, place in {
         "base": ["--model", base, "--method", "ar"],
-        "alone": ["--model", str(made), "--method", "mars-verified"],
-        "both": ["--model", base, "--adapter", str(made), "--method", "mars-verified"],
+        "alone": ["--model", str(shared), "--method", "mars-verified"],
+        "both": ["--model", base, "--adapter", str(shared), "--method", "mars-verified"],
     }.items():
         out = tmp_path / f"{name}.jsonl"
         invoke("decode", *place, "--prompt-ids", prompts, "--out", out, "--max-new-tokens", "12")
-        found[name] = json.loads(out.read_text())
-    assert found["alone"] == found["both"]
-    assert found["alone"]["tokens"] == found["base"]["tokens"]
+        rows[name] = json.loads(out.read_text())
+    assert rows["alone"] == rows["both"]
+    assert rows["alone"]["tokens"] == rows["base"]["tokens"]
 
 
-def test_adapters_share_a_loaded_model(made: Path, parent: Path) -> None:
-    """Guards against a model loaded for each adapter, one put on another, and `custom_generate` without it."""
+def test_adapters_share_a_loaded_model(shared: Path, parent: Path) -> None:
+    """Guards against a model loaded for each adapter, an adapter on top of another, and `custom_generate` without it."""
     base = load(parent)
-    one, other = with_adapter(base, made), with_adapter(base, made)
+    first, second = with_adapter(base, shared), with_adapter(base, shared)
     assert all(
         values.data_ptr() == base.model.state_dict()[name].data_ptr()
-        for name, values in {**one.model.state_dict(), **other.model.state_dict()}.items()
+        for name, values in {**first.model.state_dict(), **second.model.state_dict()}.items()
     )
-    assert answers(one, "mars-verified") == answers(load(made), "mars-verified")
-    assert [found.tokens for found in answers(base, "ar")] == [found.tokens for found in answers(other, "ar")]
+    assert answers(first, "mars-verified") == answers(load(shared), "mars-verified")
+    assert [answer.tokens for answer in answers(base, "ar")] == [answer.tokens for answer in answers(second, "ar")]
     with pytest.raises(UserError, match="already"):
-        with_adapter(one, made)
+        with_adapter(first, shared)
     model = AutoModelForCausalLM.from_pretrained(parent).eval()
     inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 9, 10]]), "max_new_tokens": 16, "do_sample": False}
     alone = model.generate(**inputs)
     ours = {"custom_generate": marsbench.generate, "method": "mars-verified"}
-    assert torch.equal(model.generate(**inputs, **ours, adapter=made), alone)
+    assert torch.equal(model.generate(**inputs, **ours, adapter=shared), alone)
     with pytest.raises(UserError, match="graphs are kept"):
-        model.generate(**inputs, **ours, adapter=made, compiled=True)
+        model.generate(**inputs, **ours, adapter=shared, compiled=True)
 
 
 # ---- refused ----
@@ -378,43 +379,43 @@ def changed(file: Path) -> None:
 @pytest.mark.parametrize("damage", [cut, Path.unlink, changed])
 @pytest.mark.parametrize("file", ["adapter_model", "mask_vector", "draft_head"])
 def test_a_damaged_adapter_is_refused(
-    file: str, damage: Callable[[Path], None], made: Path, parent: Path, tmp_path: Path
+    file: str, damage: Callable[[Path], None], shared: Path, parent: Path, tmp_path: Path
 ) -> None:
-    """Guards against a file cut short, gone or changed, found out by a traceback or not at all."""
-    folder = shutil.copytree(made, tmp_path / "copy")
+    """Guards against a file cut short, gone or changed that shows as a traceback or not at all."""
+    folder = shutil.copytree(shared, tmp_path / "copy")
     damage(folder / f"{file}.safetensors")
     with pytest.raises(UserError, match="damaged"):
         load(parent, adapter=folder)
     if damage is not changed:
-        with pytest.raises(UserError, match="cannot be loaded"):  # where nobody looks at the hash
+        with pytest.raises(UserError, match="cannot be loaded"):  # where the hash is not checked
             read_adapter(folder, load(parent).model)
 
 
-def test_what_fits_no_model_is_refused(made: Path, parent: Path, micro_checkpoints: Path, tmp_path: Path) -> None:
-    """Guards against other folders taken for adapters, parts left out in silence, masks that the gate does not know."""
+def test_what_fits_no_model_is_refused(shared: Path, parent: Path, micro_checkpoints: Path, tmp_path: Path) -> None:
+    """Guards against other folders taken for adapters, parts silently left out, masks that the gate does not know."""
     with pytest.raises(UserError, match="trained on other weights"):
-        load(next(micro_checkpoints.glob("mars-*")), adapter=made)
+        load(next(micro_checkpoints.glob("mars-*")), adapter=shared)
     for folder in (parent, tmp_path / "nowhere"):
         with pytest.raises(UserError, match="no gated adapter"):
             load(parent, adapter=folder)
     (tmp_path / "far" / "away").mkdir(parents=True)
     with pytest.raises(UserError, match=r"no such (folder|checkpoint)"):
-        load(shutil.copytree(made, tmp_path / "far" / "away" / "alone"))
-    unknown = shutil.copytree(made, tmp_path / "unknown")
+        load(shutil.copytree(shared, tmp_path / "far" / "away" / "alone"))
+    unknown = shutil.copytree(shared, tmp_path / "unknown")
     record = json.loads((unknown / records.RECORD).read_text())
     record["recipe"]["head"] = "tree"
     (unknown / records.RECORD).write_text(json.dumps(record))
     with pytest.raises(UserError, match="the tree draft head cannot be loaded: 'tree'"):
         load(parent, adapter=unknown)
     with pytest.raises(UserError, match="stand among tokens"):
-        fit("block-diffusion", load(made))
+        fit("block-diffusion", load(shared))
 
 
 SHIPPED_FOLDER = SHIPPED["smollm2-135m-adapter"]
 
 
 def test_the_shipped_adapter_is_whole_and_decodes() -> None:
-    """Guards against a file cut or forgotten, a path of another machine, and masks that a user must train first."""
+    """Guards against a file cut or left out, a path of another computer, and masks that a user must train first."""
     assert is_adapter(SHIPPED_FOLDER) and checked_base(str(SHIPPED_FOLDER)) == SHIPPED_FOLDER
     assert sum(file.stat().st_size for file in SHIPPED_FOLDER.iterdir()) < 22e6
     assert is_known(base_of(SHIPPED_FOLDER)) and base_of(SHIPPED_FOLDER).removesuffix("-gguf") in MODELS
@@ -433,9 +434,9 @@ def test_the_shipped_adapter_is_whole_and_decodes() -> None:
 @pytest.mark.skipif(not (cache_folder() / "smollm2-135m-gguf").is_dir(), reason="its model has not been fetched")
 @pytest.mark.parametrize("where", [["--scale", "135m"], ["--checkpoint", "smollm2-135m-adapter"]])
 def test_a_question_is_answered_with_it(where: list[str], tmp_path: Path) -> None:
-    """Guards against an adapter that does not fit its model, or changes what it says."""
-    asked = ["show", "What is 2 + 3?", "--method", "ar", "--method", "mars-verified", "--max-new-tokens", "24"]
-    done = invoke(*asked, *where, "--output", str(tmp_path))
+    """Guards against an adapter that does not fit its model, or changes its answers."""
+    arguments = ["show", "What is 2 + 3?", "--method", "ar", "--method", "mars-verified", "--max-new-tokens", "24"]
+    done = invoke(*arguments, *where, "--output", str(tmp_path))
     tokens, forwards = (
         [int(count) for count in re.findall(rf"(\d+) {what}", done.output)] for what in ("tokens", "forward passes")
     )

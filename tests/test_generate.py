@@ -46,7 +46,7 @@ def padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
 
 
 def test_generate_gives_what_transformers_gives(golden: dict[str, Any], golden_models: Models) -> None:
-    """Guards against prompts cut, rows padded, EOS or tokens streamed otherwise, and options kept back."""
+    """Guards against prompts cut, rows padded or ended in another way, and options that do not reach the method."""
     model, inputs = golden_models["mars"], padded(golden["prompts"][:5])
     theirs = model.generate(**inputs, max_new_tokens=40, do_sample=False, **IDS)
     ours = partial(model.generate, custom_generate=marsbench.generate, mask_id=3, **IDS)
@@ -54,8 +54,8 @@ def test_generate_gives_what_transformers_gives(golden: dict[str, Any], golden_m
         ("ar", {}), ("mars", {}), ("mars-verified", {"threshold": 0.5}), ("mars-verified", {"prefill_positions": 20}),
         ("speculative", {"draft": golden_models["ar"], "draft_length": 2}),
     ):  # fmt: skip
-        found = ours(**inputs, max_new_tokens=40, do_sample=False, method=method, **options)
-        assert torch.equal(found, theirs), method
+        tokens = ours(**inputs, max_new_tokens=40, do_sample=False, method=method, **options)
+        assert torch.equal(tokens, theirs), method
     inputs = padded(golden["prompts"][2:3])
     output = ours(**inputs, max_new_tokens=96, method="mars", threshold=0.5, return_dict_in_generate=True)
     tokens = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
@@ -66,19 +66,19 @@ def test_generate_gives_what_transformers_gives(golden: dict[str, Any], golden_m
 def test_streams_are_those_of_transformers(skip_prompt: bool, golden: dict[str, Any], golden_models: Models) -> None:
     """Guards against a streamer that takes the first token for the prompt, or never sees the prompt."""
     model, inputs = golden_models["mars"], padded(golden["prompts"][:1])
-    asked = {"max_new_tokens": 20, "do_sample": False, **IDS}
+    arguments = {"max_new_tokens": 20, "do_sample": False, **IDS}
     texts, tokenizer = [], build_tokenizer(1024, texts=500)
     for options in ({}, {"method": "ar"}, {"method": "mars", "threshold": 0.7, "mask_id": 3}):
         streamer = TextIteratorStreamer(tokenizer, skip_prompt=skip_prompt)
-        by_ours = {"custom_generate": marsbench.generate, "token_streamer": streamer} | options
-        (found,) = model.generate(**inputs, **asked, **(by_ours if options else {"streamer": streamer}))
+        streamed = {"custom_generate": marsbench.generate, "token_streamer": streamer} | options
+        (output,) = model.generate(**inputs, **arguments, **(streamed if options else {"streamer": streamer}))
         texts.append("".join(streamer))
     assert texts[0] == texts[1] != ""
-    assert texts[2] == tokenizer.decode(found[inputs["input_ids"].shape[1] if skip_prompt else 0 :])
+    assert texts[2] == tokenizer.decode(output[inputs["input_ids"].shape[1] if skip_prompt else 0 :])
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("arguments", "message"),
     [
         ({"num_beams": 2}, "beam_search"),
         ({"num_return_sequences": 2, "do_sample": True, "top_k": 0}, "num_return_sequences"),
@@ -100,37 +100,37 @@ def test_streams_are_those_of_transformers(skip_prompt: bool, golden: dict[str, 
     ],
 )  # fmt: skip
 def test_generate_refuses_what_it_would_not_honour(
-    asked: dict[str, Any], said: str, golden: dict[str, Any], golden_models: Models
+    arguments: dict[str, Any], message: str, golden: dict[str, Any], golden_models: Models
 ) -> None:
     """Guards against a setting that silently does nothing."""
-    options = {"method": "mars", "mask_id": 3, "max_new_tokens": 4, **IDS} | asked
+    options = {"method": "mars", "mask_id": 3, "max_new_tokens": 4, **IDS} | arguments
     prompt = {"input_ids": torch.tensor([[4]]), "attention_mask": torch.tensor([[1]])}
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         golden_models["mars"].generate(**prompt | options, custom_generate=marsbench.generate)
 
 
-def ours(model: hf.PreTrainedModel, **asked: Any) -> list[int]:
+def ours(model: hf.PreTrainedModel, **arguments: Any) -> list[int]:
     ids = torch.tensor([[4, 5, 6, 7]])
-    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False, **IDS}
-    found = model.generate(**given | asked, custom_generate=marsbench.generate, method="ar")
-    return found[0, ids.shape[1] :].tolist()  # type: ignore[no-any-return]
+    usual = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False, **IDS}
+    output = model.generate(**usual | arguments, custom_generate=marsbench.generate, method="ar")
+    return output[0, ids.shape[1] :].tolist()  # type: ignore[no-any-return]
 
 
 def test_what_the_caller_gives_counts(golden_models: Models) -> None:
-    """Guards against text in a cache that is left out, an empty cache refused, a stopping rule that is not heeded."""
+    """Guards against a filled cache that is left out, an empty cache refused, a stopping rule without effect."""
     model = golden_models["ar"]
     filled = model(torch.tensor([[9, 8, 7]]), use_cache=True).past_key_values
     with pytest.raises(UserError, match="past_key_values"):
         ours(model, past_key_values=filled)
     assert ours(model, past_key_values=hf.DynamicCache()) == ours(model)
-    whole = ours(model)
-    assert ours(model, stopping_criteria=hf.StoppingCriteriaList([hf.MaxLengthCriteria(4 + 3)])) == whole[:3]
-    ended = ours(model, stopping_criteria=hf.StoppingCriteriaList([hf.EosTokenCriteria(whole[2])]))
-    assert ended == whole[: whole.index(whole[2]) + 1]
+    tokens = ours(model)
+    assert ours(model, stopping_criteria=hf.StoppingCriteriaList([hf.MaxLengthCriteria(4 + 3)])) == tokens[:3]
+    ended = ours(model, stopping_criteria=hf.StoppingCriteriaList([hf.EosTokenCriteria(tokens[2])]))
+    assert ended == tokens[: tokens.index(tokens[2]) + 1]
 
 
 def test_what_is_prepared_for_every_step_is_refused(golden_models: Models) -> None:
-    """Guards against learned prompts of peft, and adapters chosen by row, that are left out without a word."""
+    """Guards against learned prompts of peft, and adapters chosen by row, that are silently left out."""
     model = golden_models["ar"]
     alone, of_class = ours(model), model.prepare_inputs_for_generation
     model.prepare_inputs_for_generation = lambda *args, **kwargs: of_class(*args, **kwargs)
@@ -153,7 +153,7 @@ def test_what_is_prepared_for_every_step_is_refused(golden_models: Models) -> No
     "options", [("--batch-size", "1"), ("--batch-size", "5"), ("--batch-size", "5", "--prefill-positions", "16")]
 )
 def test_decode_writes_the_golden_tokens(options: tuple[str, ...], tmp_path: Path, golden: dict[str, Any]) -> None:
-    """Guards against rows out of order, counts that are not the row's own, and prompts that a cut has changed."""
+    """Guards against rows out of order, counts of another row, and prompts changed where they are read in parts."""
     decode_by_command(tmp_path, golden["prompts"], "--threshold", "0.7", *options)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     for row, recorded in zip(rows, golden["decoding"][8]["rows"], strict=True):
@@ -181,7 +181,7 @@ def test_decode_is_lossless_where_it_says_so(
 
 
 @pytest.mark.parametrize(
-    ("prompts", "options", "said"),
+    ("prompts", "options", "message"),
     [
         (b"", (), "is empty"), (b'{"prompt_ids": [4, 5]}\n{"prompt_ids": [4,\n', (), "line 2"),
         (b'{"prompt_ids": [4, 5]}\n{"ids": [4]}\n', (), "line 2"), (b'{"prompt_ids": [4, 5]}\n\xff\xfe\n', (), "UTF-8"),
@@ -196,15 +196,15 @@ def test_decode_is_lossless_where_it_says_so(
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_before_anything_is_written(
-    prompts: Any, options: tuple[str, ...], said: str, tmp_path: Path
+    prompts: Any, options: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
     """Guards against a traceback, an exit code of 0, and half an output."""
-    assert said in decode_by_command(tmp_path, prompts, *options, code=2).output
+    assert message in decode_by_command(tmp_path, prompts, *options, code=2).output
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
 
 
 def test_prompts_and_drafts_of_others_are_safe(tmp_path: Path) -> None:
-    """Guards against prompts that are gone after `--out` names their file, and drafts that mean other words."""
+    """Guards against prompts overwritten where `--out` names their file, and drafts with another vocabulary."""
     (tmp_path / "link.jsonl").symlink_to("in.jsonl")
     for name in ("in.jsonl", "link.jsonl"):
         result = decode_by_command(tmp_path, [[4, 5]], "--out", str(tmp_path / name), code=2)
@@ -226,30 +226,30 @@ def tokenizer() -> hf.PreTrainedTokenizerFast:
 
 
 def test_tokens_of_one_forward_are_shown_together(tokenizer: hf.PreTrainedTokenizerFast, tmp_path: Path) -> None:
-    """Guards against text lost or shaded with the wrong forward, a character of several tokens among it."""
+    """Guards against text lost or shaded as another forward's, also a character of several tokens."""
     ids = tokenizer("The answer is ☃ 42.\nDone", add_special_tokens=False).input_ids
     settled_by = [1 + number // 3 for number in range(len(ids) + 1)]
-    found = shown("mars", Generation(ids, settled_by, settled_by[-1], "eos", 2), tokenizer)
-    assert "".join(piece for _, piece in found.pieces) == "The answer is ☃ 42.\nDone"
-    assert [forward for forward, _ in found.pieces] == sorted({*settled_by[: len(ids)]})
-    assert f"{settled_by[-1]} forward passes" in found.summary
-    assert shaded(found).plain == shaded(found, color=False).plain.replace("|", "")
-    draw([found, found], tmp_path / "figure.svg")
+    answer = shown("mars", Generation(ids, settled_by, settled_by[-1], "eos", 2), tokenizer)
+    assert "".join(piece for _, piece in answer.pieces) == "The answer is ☃ 42.\nDone"
+    assert [forward for forward, _ in answer.pieces] == sorted({*settled_by[: len(ids)]})
+    assert f"{settled_by[-1]} forward passes" in answer.summary
+    assert shaded(answer).plain == shaded(answer, color=False).plain.replace("|", "")
+    draw([answer, answer], tmp_path / "figure.svg")
     drawn = "".join("".join(ElementTree.parse(tmp_path / "figure.svg").getroot().itertext()).split())
-    assert drawn.count("Theansweris☃42.Done") == 2 and "".join(found.summary.split()) in drawn
+    assert drawn.count("Theansweris☃42.Done") == 2 and "".join(answer.summary.split()) in drawn
     assert all((tmp_path / "figure.svg").read_text().count(shade) > 2 for shade in SHADES)
-    draw([found, found], tmp_path / "figure.PNG")
+    draw([answer, answer], tmp_path / "figure.PNG")
     pixels = (imread(tmp_path / "figure.PNG")[..., :3] * 255).round().astype(int).reshape(-1, 3).tolist()
     assert all(pixels.count([*bytes.fromhex(shade[1:])]) > 1000 for shade in SHADES)
-    draw([found], tmp_path / "figure.pdf")
+    draw([answer], tmp_path / "figure.pdf")
     assert (tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
 
 
-@pytest.mark.parametrize(("name", "said"), [("a.doc", "ending"), ("figure", "ending"), ("folder.svg", "a folder")])
-def test_an_image_that_cannot_be_is_refused(name: str, said: str, tmp_path: Path) -> None:
-    """Guards against a traceback after the answers have been waited for."""
+@pytest.mark.parametrize(("name", "message"), [("a.doc", "ending"), ("figure", "ending"), ("folder.svg", "a folder")])
+def test_an_image_that_cannot_be_is_refused(name: str, message: str, tmp_path: Path) -> None:
+    """Guards against a traceback after all answers are decoded."""
     (tmp_path / "folder.svg").mkdir()
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         check_image(tmp_path / name)
     check_image(tmp_path / "new" / "figure.SVG")
     assert [path.name for path in tmp_path.iterdir()] == ["folder.svg"]
@@ -265,21 +265,20 @@ def test_thresholds_are_refused_as_decoding_would(name: str, threshold: float) -
     for metric in METRICS:
         options: Any = {"metric": metric}
         method = build_method(name, Options(**(vars(EVERYTHING) | options)))
-        said = []
-        asked = Decoding(method=name, threshold=threshold, **options)
-        for check in (partial(method.bar, threshold), asked.check):
+        messages = []
+        for check in (partial(method.bar, threshold), Decoding(method=name, threshold=threshold, **options).check):
             try:
                 check()
             except UserError as error:
-                said.append(str(error))
+                messages.append(str(error))
             else:
-                said.append("")
-        assert said[0] == said[1]
+                messages.append("")
+        assert messages[0] == messages[1]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_takes_the_options_that_it_lists(name: str) -> None:
-    """Guards against an option that is offered and does nothing, and one that a method has and nobody can give."""
+    """Guards against an option that is offered and does nothing, and an option of a method that is not offered."""
     method = method_class(name)
     assert method.name == name
     taken = {option for option in OPTIONS if depends_on(name, option)}
@@ -295,23 +294,20 @@ def test_every_command_that_decodes_has_every_option(command: str) -> None:
 
 
 def depends_on(name: str, option: str) -> bool:
-    """Whether a method comes out otherwise for another value of an option."""
+    """Whether another value of an option makes another method."""
     another = {"metric": "margin", "layout": "linear", "draft_method": "mars", "draft_threshold": 0.5}
     another |= {"quantised": "q8_0"}
     by_mars = {"draft_method": "mars"} if option in ("window", "draft_threshold") else {}
-    made = []
-    for told in ({}, {option: another.get(option, 7)}):
-        made.append(build_method(name, replace(EVERYTHING, **{**by_mars, **told})))
-    return made[0] != made[1]
+    plain = replace(EVERYTHING, **by_mars)
+    return build_method(name, plain) != build_method(name, replace(plain, **{option: another.get(option, 7)}))
 
 
 def test_a_user_is_told_of_every_option() -> None:
-    """Guards against an option of no method, help without method or default, one that transformers keeps to itself."""
+    """Guards against an option of no method, help without method or default, one that `generate` does not take."""
     assert set(OPTIONS) == {option for info in METHODS.values() for option in info.options}
-    said = explained("tree_width")
-    assert "For medusa." in said and said.endswith("[default: 1]")
-    defaults = {name: one.default for name, one in signature(generate).parameters.items()}
-    assert OPTIONS.keys() <= defaults.keys()
+    text = explained("tree_width")
+    assert "For medusa." in text and text.endswith("[default: 1]")
+    assert OPTIONS.keys() <= signature(generate).parameters.keys()
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -327,16 +323,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("options", "said"), WRONG)
-def test_wrong_options_are_named(options: dict[str, Any], said: str) -> None:
+@pytest.mark.parametrize(("options", "message"), WRONG)
+def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     """Guards against a TypeError from the depths of the loop, and a message that does not say which option."""
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         Decoding(**options).check()
 
 
 @pytest.mark.parametrize("name", [name for name, info in METHODS.items() if info.needs_masks])
 def test_advice_on_a_missing_mask_token_fits_every_caller(name: str) -> None:
-    """Guards against advice to give an option that the command at hand does not have."""
+    """Guards against advice to give an option that this command does not have."""
     with pytest.raises(UserError, match="needs a mask token") as raised:
         build_method(name, Options(draft=nn.Identity()))
     assert "marsbench decode --mask-id" in raised.value.fix and "give --mask-id" not in raised.value.fix
@@ -345,8 +341,8 @@ def test_advice_on_a_missing_mask_token_fits_every_caller(name: str) -> None:
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 NUMBERS = [
     (command, option)
-    for command, made in COMMANDS.items()
-    for option in made.params
+    for command, entry in COMMANDS.items()
+    for option in entry.params
     if int in ((kind := option.type_descriptor.annotation), *get_args(kind))
 ]
 HUGE = st.integers(min_value=2**63) | st.integers(max_value=-(2**63) - 1)
@@ -363,13 +359,13 @@ INTEGERS = {
 @settings(max_examples=300)
 @given(of=st.sampled_from([(what, name) for what, names in INTEGERS.items() for name in names]), value=NO_INTEGER)
 def test_integers_are_integers(golden_models: Models, of: tuple[str, str], value: Any) -> None:
-    """Guards against an overflow in the midst of a batch, and numbers that are cut to integers without a word."""
-    told: dict[str, dict[str, Any]] = {"request": {"prompt_ids": [4, 5], "max_new_tokens": 2}, "method": {"mask_id": 3}}
-    told["batch"] = {"eos_id": 2, "pad_id": 0}
-    told[of[0]][of[1]] = [value] if of[1] in ("prompt_ids", "eos_id") else value
+    """Guards against an overflow inside a batch, and numbers that are silently cut to integers."""
+    fields: dict[str, dict[str, Any]] = {"batch": {"eos_id": 2, "pad_id": 0}, "method": {"mask_id": 3}}
+    fields["request"] = {"prompt_ids": [4, 5], "max_new_tokens": 2}
+    fields[of[0]][of[1]] = [value] if of[1] in ("prompt_ids", "eos_id") else value
     with pytest.raises(UserError):
-        build_method("mars", Options(**told["method"]))
-        decode(golden_models["ar"], build_method("ar", Options()), [Request(**told["request"])], **told["batch"])
+        build_method("mars", Options(**fields["method"]))
+        decode(golden_models["ar"], build_method("ar", Options()), [Request(**fields["request"])], **fields["batch"])
 
 
 @given(seed=st.integers(-(2**63), 2**63 - 1), row=st.integers(0, 2**40))
@@ -382,8 +378,9 @@ def test_seeds_of_rows_stay_within_64_bits(seed: int, row: int) -> None:
 @pytest.mark.parametrize(("command", "option"), NUMBERS, ids=[f"{name} {option.opts[0]}" for name, option in NUMBERS])
 def test_commands_refuse_what_no_tensor_holds(command: str, option: Any) -> None:
     """Guards against `--seed 9223372036854775808`, which ends in a traceback and exit status 1."""
-    made = COMMANDS[command]
-    needed = [["x"] if one.param_type_name == "argument" else [one.opts[0], "x"] for one in made.params if one.required]
+    entry = COMMANDS[command]
+    required = [parameter for parameter in entry.params if parameter.required]
+    needed = [["x"] if parameter.param_type_name == "argument" else [parameter.opts[0], "x"] for parameter in required]
     with pytest.raises((UserError, ClickException), match=rf"{2**63}|less than or equal to"):
         words = [option.opts[0], str(2**63), *(word for words in needed for word in words)]
-        made.invoke(made.make_context(command, words))
+        entry.invoke(entry.make_context(command, words))

@@ -1,4 +1,4 @@
-"""The speed sweep at micro scale: whole, killed at random moments, and its parts one by one."""
+"""The speed sweep at micro scale: undisturbed, killed at random moments, and its parts."""
 
 import json
 import random
@@ -59,13 +59,12 @@ def run_sweep(output: Path, *options: str) -> None:
 
 
 def rows_in(output: Path, variant: str = "") -> list[SweepRow]:
-    found = Workspace(output, "micro", variant).rows
-    return [row for row in found if isinstance(row, SweepRow)]
+    return [row for row in Workspace(output, "micro", variant).rows if isinstance(row, SweepRow)]
 
 
 @pytest.fixture(scope="module")
 def swept(micro_checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole sweep of the shipped grid."""
+    """A finished sweep of the shipped grid."""
     output = tmp_path_factory.mktemp("swept")
     shutil.copytree(micro_checkpoints, Workspace(output, "micro").runs / "checkpoints")
     run_sweep(output)
@@ -80,7 +79,7 @@ def with_checkpoints(swept: Path, output: Path) -> Path:
 
 
 def test_every_cell_has_numbers_that_agree_or_a_reason(swept: Path) -> None:
-    """Guards against holes in the grid, speed in tokens nobody sees, and a speed-up bought with other tokens."""
+    """Guards against holes in the grid, speed in tokens that are not shown, and a speed-up bought with other tokens."""
     grid, rows = read_grid(shipped_grid("micro")), rows_in(swept)
     assert [(row.contender, row.batch_size) for row in rows] == [
         (entry.name, size) for size in grid.batch_sizes for entry in grid.contenders
@@ -106,7 +105,7 @@ def test_every_cell_has_numbers_that_agree_or_a_reason(swept: Path) -> None:
 
 
 def test_races_are_made_once_and_again_where_asked(swept: Path, tmp_path: Path) -> None:
-    """Guards against races made twice, a grid measured anew for one more line, no baselines, lost trainings."""
+    """Guards against races run twice, a grid measured anew for one more line, no baselines, lost checkpoints."""
     output = with_checkpoints(swept, tmp_path)
     small, weights = ("--grid", str(output / "grid.yaml")), sorted(output.rglob("model.safetensors"))
     trained = [path.stat().st_mtime_ns for path in weights]
@@ -142,12 +141,12 @@ def size_of(folder: Path) -> int:
 
 def comparable(row: SweepRow) -> SweepRow:
     """A row without what differs between two runs of one sweep."""
-    tokens = {name: {"emitted": one["emitted"]} for name, one in row.baselines.items()}
+    tokens = {name: {"emitted": baseline["emitted"]} for name, baseline in row.baselines.items()}
     return replace(row, seconds=[], first_token=[], last_token=[], baselines=tokens, provenance={})
 
 
 def test_killed_at_any_moment_it_loses_a_round_at_most(swept: Path, tmp_path: Path) -> None:
-    """Guards against corrupt rows, lost cells, and a resumed race that ends otherwise than an undisturbed one."""
+    """Guards against corrupt rows, lost cells, and a resumed race with other results than an undisturbed one."""
     output = with_checkpoints(swept, tmp_path)
     runs = Workspace(output, "micro").runs
     run_sweep(output, "--grid", str(output / "grid.yaml"))
@@ -221,7 +220,7 @@ def a_race(model: PreTrainedModel, prompts: list[list[int]], **others: Any) -> R
 
 
 def test_who_fails_or_takes_too_long_drops_out(golden_models: dict[str, Any]) -> None:
-    """Guards against a sweep that dies with one of its cells, or waits for it forever."""
+    """Guards against a sweep that dies with one of its cells, or waits forever for a cell."""
     ar = build_method("ar", Options())
     others = {"broken": _Failing(ar), "slow": _Failing(ar, pause=0.2)}
     outcomes = a_race(golden_models["ar"], [[1, 2, 3]] * 4, **others).run(RoundLog())
@@ -233,18 +232,18 @@ def test_who_fails_or_takes_too_long_drops_out(golden_models: dict[str, Any]) ->
 def test_a_race_goes_on_from_its_log(
     golden_models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against rounds that are raced again, a cut last line, and a peak of memory that is another lap's."""
+    """Guards against rounds that are raced again, a cut last line, and the memory peak of another lap."""
     peaks = iter([5, 7])
     gpu = Mock(is_available=lambda: True, max_memory_allocated=lambda: next(peaks))
     monkeypatch.setattr(race_module, "torch", Mock(cuda=gpu))
     file = tmp_path / "race.jsonl"
     race = a_race(golden_models["ar"], [[1, 2, 3], [4, 5], [6, 7, 8]])
-    whole = race.run(RoundLog(file))
+    first = race.run(RoundLog(file))
     lines = file.read_bytes().splitlines(keepends=True)
     file.write_bytes(b"".join(lines[:4]) + lines[4][:-9])
     again = race.run(RoundLog(file))
-    assert again["ar"].generations == whole["ar"].generations
-    assert again["ar"].meter == whole["ar"].meter and whole["ar"].meter.peak_bytes == 7
+    assert again["ar"].generations == first["ar"].generations
+    assert again["ar"].meter == first["ar"].meter and first["ar"].meter.peak_bytes == 7
     assert gpu.reset_peak_memory_stats.call_count == 2
     assert file.read_bytes().splitlines(keepends=True)[:4] == lines[:4]
 
@@ -252,11 +251,10 @@ def test_a_race_goes_on_from_its_log(
 @pytest.mark.parametrize("name", [name for name, info in METHODS.items() if not info.needs and not info.package])
 def test_a_meter_hears_every_forward(name: str, golden_models: dict[str, Any]) -> None:
     """Guards against latencies read from the stamp of another forward."""
-
     watch, requests = Stopwatch(), [Request([1, 2, 3], 6), Request([4, 5], 6)]
     method = build_method(name, Options())
-    found = decode(golden_models["ar"], method, requests, eos_id=-1, pad_id=0, batch_size=2, meter=watch)
-    assert len(watch.stamps) == max(one.forwards for one in found)
+    generations = decode(golden_models["ar"], method, requests, eos_id=-1, pad_id=0, batch_size=2, meter=watch)
+    assert len(watch.stamps) == max(generation.forwards for generation in generations)
 
 
 # ---------------------------------------------------------------------- grids
@@ -265,32 +263,33 @@ def test_lists_stand_for_all_their_combinations(tmp_path: Path) -> None:
     four = {"method": "mars", "stage": "mars", "threshold": ["one", 0.9], "block_size": [4, 8]}
     grid = {**SMALL, "contenders": [SMALL["contenders"][0], four], "quick": {"prompts": 12}}
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid, sort_keys=False))
-    found = read_grid(tmp_path / "grid.yaml")
-    assert [(entry.name, entry.threshold, entry.options) for entry in found.contenders[1:]] == [
+    lists = read_grid(tmp_path / "grid.yaml")
+    assert [(entry.name, entry.threshold, entry.options) for entry in lists.contenders[1:]] == [
         ("mars, tau = one, window = 4", None, {"block_size": 4}),
         ("mars, tau = one, window = 8", None, {"block_size": 8}),
         ("mars, tau = 0.9, window = 4", 0.9, {"threshold": 0.9, "block_size": 4}),
         ("mars, tau = 0.9, window = 8", 0.9, {"threshold": 0.9, "block_size": 8}),
     ]
-    assert found.prompts == 6 and read_grid(tmp_path / "grid.yaml", quick=True).prompts == 12
+    assert lists.prompts == 6 and read_grid(tmp_path / "grid.yaml", quick=True).prompts == 12
 
 
 @pytest.mark.parametrize("scale", scales())
 def test_shipped_grids_race_both_forms_of_what_may_win(scale: str) -> None:
-    """Guards against a grid that fails on users' machines, a compiled contender without an eager, a day of races."""
+    """Guards against a grid that fails on users' machines, a compiled contender without its eager form, long races."""
     grid, quick = (read_grid(shipped_grid(scale), quick=quick) for quick in (False, True))
-    assert all({"ar", "hf-generate", "ar, again"} <= {one.name for one in which.contenders} for which in (grid, quick))
-    eager = [one for one in grid.contenders if not one.compiled]
-    for one in (compiled := [one for one in grid.contenders if one.compiled]):
-        plain = one.name.removesuffix(", compiled")
-        assert replace(one, name=plain, label=plain, compiled=False) in eager
+    for entries in (grid.contenders, quick.contenders):
+        assert {"ar", "hf-generate", "ar, again"} <= {entry.name for entry in entries}
+    eager = [entry for entry in grid.contenders if not entry.compiled]
+    for entry in (compiled := [entry for entry in grid.contenders if entry.compiled]):
+        plain = entry.name.removesuffix(", compiled")
+        assert replace(entry, name=plain, label=plain, compiled=False) in eager
     if scale in ("mini", "0.5b", "7b"):
-        assert {one.method for one in compiled} == {"ar", "mars", "mars-verified", "prompt-lookup"}
+        assert {entry.method for entry in compiled} == {"ar", "mars", "mars-verified", "prompt-lookup"}
     if scale == "mini":
         assert quick.contenders == tuple(eager), "quick compiles nothing"
     if scale in ("0.5b", "7b"):
         assert grid.seconds(preset(scale)) < 8 * 3600 and quick.seconds(preset(scale)) < 3 * 3600
-        assert all(one in quick.contenders for one in compiled)
+        assert all(entry in quick.contenders for entry in compiled)
 
 
 @pytest.mark.parametrize("scale", ["0.5b", "7b"])
@@ -298,17 +297,17 @@ def test_the_guide_says_what_a_run_on_a_gpu_costs(scale: str, wide_terminal: Non
     """Guards against hours in the guide that are not those of the plan."""
     guide = (PACKAGE.parent / "docs/gpus.md").read_text(encoding="utf-8")
     column = ["0.5b", "7b"].index(scale) + 1
-    told = {row[0].strip(" `"): float(row[column]) for row in map(parts_of, guide.splitlines()) if len(row) == 3}
+    hours = {row[0].strip(" `"): float(row[column]) for row in map(parts_of, guide.splitlines()) if len(row) == 3}
     plans = {"reproduce table2": "--table 2", "sweep": "--sweep", "sweep --quick": "--sweep --quick"}
     for run, options in {**plans, "reproduce all": "--table all"}.items():
         done = CliRunner().invoke(app, ["plan", "--scale", scale, *options.split()])
-        said = re.search(r"it may be: ([\d.]+) hours", done.output)
-        assert said, done.output
-        assert float(said[1]) == told[run]
+        planned = re.search(r"it may be: ([\d.]+) hours", done.output)
+        assert planned, done.output
+        assert float(planned[1]) == hours[run]
 
 
 def parts_of(line: str) -> list[str]:
-    """The parts of a table's line whose second one is a number."""
+    """The parts of a table's line whose second part is a number."""
     parts = line.strip("|").split("|")
     return parts if re.fullmatch(r" [\d.]+ ", parts[1] if len(parts) > 1 else "") else []
 
@@ -366,7 +365,7 @@ NO_GRIDS = [
 
 @pytest.mark.parametrize(("grid", "message"), BAD_GRIDS)
 def test_a_bad_grid_is_named(grid: Any, message: str, tmp_path: Path) -> None:
-    """Guards against a traceback, hours before a misspelling is seen, contenders that vanish or decode otherwise."""
+    """Guards against a traceback, a misspelling seen after hours, contenders that vanish or get other settings."""
     file = tmp_path / "grid.yaml"
     file.write_text(yaml.safe_dump(grid, sort_keys=False))
     with pytest.raises(UserError, match=message) as raised:
@@ -376,7 +375,7 @@ def test_a_bad_grid_is_named(grid: Any, message: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [*NO_GRIDS, None])
 def test_a_file_that_is_no_grid_is_named(text: str | bytes | None, tmp_path: Path) -> None:
-    """Guards against a traceback of the YAML library, and the first of two settings that is dropped without a word."""
+    """Guards against a traceback of the YAML library, and a setting that stands there twice and is dropped."""
     file = tmp_path / "grid.yaml"
     if text is not None:
         file.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -385,7 +384,7 @@ def test_a_file_that_is_no_grid_is_named(text: str | bytes | None, tmp_path: Pat
     first = "contenders: [&ar {name: ar, method: ar, stage: mars}, {<<: *ar, name: again},"
     first += " {method: mars-verified, stage: mars, window: null, acceptance: {mean: 2}}]\n"
     file.write_text(yaml.safe_dump(broken(contenders=[])).replace("contenders: []\n", first))
-    assert [one.name for one in read_grid(file).contenders] == ["ar", "again", "mars-verified"]
+    assert [entry.name for entry in read_grid(file).contenders] == ["ar", "again", "mars-verified"]
 
 
 # ---------------------------------------------------------------------- the position law
@@ -393,7 +392,7 @@ LAW = PositionLaw([1, 4, 16, 64], [1.0, 1.0, 2.0, 8.0])
 
 
 def test_the_law_follows_rows_windows_and_batches() -> None:
-    """Guards against rows that all count as the longest, a choice that ignores the batch, large batches for free."""
+    """Guards against rows that all count as the longest, a choice that ignores the batch, free large batches."""
     work = Work(emitted=10, row_forwards=[3, 1, 2], positions=3 * 4, prompt_positions=3 * 2)
     assert work.window == 4
     # Batch of two: the prompts (4 positions), then two steps of one row. Then one prompt (2 positions) and one step.
@@ -418,29 +417,29 @@ def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> N
     assert re.search(r"\n0 of [1-9]\d* cells agree", invoke(*typed).output)
     failed = replace(rows[0], status="failed", seconds=[])
     (tmp_path / "other.jsonl").write_text(rows_text([failed]))
-    whole = merged([file, tmp_path / "other.jsonl"])
-    assert {row.key: row for row in whole}[rows[0].key] == rows[0]
-    chosen = matching(whole, ["method=mars", "batch_size=4", "options.threshold=0.5"])
+    stored = merged([file, tmp_path / "other.jsonl"])
+    assert {row.key: row for row in stored}[rows[0].key] == rows[0]
+    chosen = matching(stored, ["method=mars", "batch_size=4", "options.threshold=0.5"])
     assert [row.contender for row in chosen if isinstance(row, SweepRow)] == ["mars, tau = 0.5"]
-    assert read_rows(export(whole, tmp_path / "rows.jsonl")) == whole
-    table = pd.read_csv(export(whole, tmp_path / "rows.csv"))
-    assert list(table["key"]) == [row.key for row in whole]
+    assert read_rows(export(stored, tmp_path / "rows.jsonl")) == stored
+    table = pd.read_csv(export(stored, tmp_path / "rows.csv"))
+    assert list(table["key"]) == [row.key for row in stored]
     assert json.loads(table[table["key"] == rows[0].key]["seconds"].iloc[0]) == rows[0].seconds
-    whole += [*read_rows(PACKAGE.parent / "results" / "mini" / "ar_sft.jsonl")]
-    columns = pd.read_parquet(export(whole, tmp_path / "rows.parquet"))
-    assert list(columns["key"]) == [row.key for row in whole] and columns["batch_size"].dtype == "Int64"
-    place = [row.key for row in whole].index(rows[0].key)
+    stored += [*read_rows(PACKAGE.parent / "results" / "mini" / "ar_sft.jsonl")]
+    columns = pd.read_parquet(export(stored, tmp_path / "rows.parquet"))
+    assert list(columns["key"]) == [row.key for row in stored] and columns["batch_size"].dtype == "Int64"
+    place = [row.key for row in stored].index(rows[0].key)
     assert json.loads(columns["seconds"][place]) == rows[0].seconds, "of other rows this is a number"
     assert list(columns["emitted"][place]) == rows[0].emitted
     for wrong in ("method", "speed=1"):
         with pytest.raises(UserError):
-            matching(whole, [wrong])
+            matching(stored, [wrong])
     with pytest.raises(UserError, match="csv"):
-        export(whole, tmp_path / "rows.xls")
+        export(stored, tmp_path / "rows.xls")
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "text"),
     [
         ("plan --sweep --scale micro", "32 cells"),
         ("results STORE --where batch_size=4", "speculative"),
@@ -448,10 +447,10 @@ def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> N
         ("tune --scale micro --output OUTPUT --batch-size 2 --prompts 6 --positions 8", "at batch size 2"),
     ],
 )
-def test_commands_around_the_sweep(typed: str, said: str, swept: Path, wide_terminal: None) -> None:
-    """Guards against commands that only their author has ever typed."""
+def test_commands_around_the_sweep(typed: str, text: str, swept: Path, wide_terminal: None) -> None:
+    """Guards against commands that fail when they are typed."""
     places = {"STORE": str(Workspace(swept, "micro").store), "OUTPUT": str(swept)}
-    assert said in invoke(*[places.get(word, word) for word in typed.split()]).output
+    assert text in invoke(*[places.get(word, word) for word in typed.split()]).output
 
 
 EAGER = Setting(Line.raced("ar", "", "ar"), 1.0, 0.0, 1.0)
@@ -463,13 +462,13 @@ LINEAR = Setting(
 
 @pytest.mark.parametrize("raced", [1.3, 0.9])
 def test_nothing_is_recommended_that_raced_slower_than_ar(raced: float) -> None:
-    """Guards against advice that the tool has itself just disproved."""
+    """Guards against advice that a race has just disproved."""
     advice = Advice([LINEAR, EAGER], LINEAR, Estimate(raced, Interval(raced - 0.1, raced + 0.1), 3))
-    said = advice.summary(4, 1.0)
+    text = advice.summary(4, 1.0)
     if raced > 1:
-        assert "--method mars-verified --layout linear --window 5 --threshold 0.5" in said and "raced 1.30" in said
+        assert "--method mars-verified --layout linear --window 5 --threshold 0.5" in text and "raced 1.30" in text
     else:
-        assert "--method ar" in said and "linear was expected to be 1.40 times as fast, and raced 0.90" in said
+        assert "--method ar" in text and "linear was expected to be 1.40 times as fast, and raced 0.90" in text
 
 
 @pytest.mark.parametrize("fixed", [False, True], ids=["eager", "fixed"])
@@ -477,19 +476,19 @@ def test_nothing_is_recommended_that_raced_slower_than_ar(raced: float) -> None:
     ("name", "mean"), [("mars", 1.79), ("mars-verified", 2.6), ("mars-verified", 4.0), ("mars", 1.0)]
 )
 def test_a_step_settles_as_much_as_was_said(name: str, mean: float, fixed: bool) -> None:
-    """Guards against random weights that accept nothing, or everything, where a trained model's acceptance is said."""
+    """Guards against random weights that accept nothing, or everything, where a grid gives the acceptance."""
     model, carried = llama(0), carried_of({"mean": mean}, 3)
     method = carried_over(build_method(name, Options(mask_id=MASK)), draws_of(carried.rates, 1), torch.device("cpu"))
     requests = [Request([4 + row, 5, 6], 300, 0.99 if name == "mars" else None, ignore_eos=True) for row in range(4)]
-    kind = (lambda *given, **more: Batch(*given, shapes=Steps(), **more)) if fixed else Batch
+    kind = (lambda *rest, **more: Batch(*rest, shapes=Steps(), **more)) if fixed else Batch
     done = decode(model, method, requests, eos_id=-1, pad_id=PAD, kind=kind)
-    emitted, forwards = sum(one.emitted for one in done), sum(one.forwards for one in done)
+    emitted, forwards = sum(row.emitted for row in done), sum(row.forwards for row in done)
     assert 1 + sum(carried.rates) == pytest.approx(mean) and emitted / forwards == pytest.approx(mean, rel=0.06)
     assert decode(model, method, requests, eos_id=-1, pad_id=PAD, kind=kind) == done, "the draw has a seed"
 
 
 def test_a_table_of_another_suite_is_read(tmp_path: Path) -> None:
-    """Guards against tables that we cannot read, and tables that we write otherwise."""
+    """Guards against tables that we cannot read, and tables that we write in another form."""
     file = tmp_path / "theirs.yaml"
     file.write_text("their-model:\n  thinking_on: {3: '2.5', 1: 1.4}\n")
     theirs = carried_of({"file": str(file)}, 1)
@@ -503,7 +502,7 @@ def test_a_table_of_another_suite_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("acceptance", "why"),
     [
         ({"mean": 5}, "cannot give 5"), ({"mean": 0.5}, "cannot give"), ({"rates": [0.9, 0.95, 0.1]}, "no rates"),
         ({"rates": [0.9]}, "no rates of 3"), ({"mean": 2, "rates": [1]}, "not understood"), ("often", "not understood"),
@@ -511,16 +510,16 @@ def test_a_table_of_another_suite_is_read(tmp_path: Path) -> None:
         ({"mean": 2, "scale": "7b"}, "not understood"),
     ],
 )  # fmt: skip
-def test_what_is_not_understood_is_refused(said: Any, why: str) -> None:
-    """Guards against a grid whose mistake shows as a speed, and numbers that no method has produced."""
+def test_what_is_not_understood_is_refused(acceptance: Any, why: str) -> None:
+    """Guards against a mistake in a grid that changes only the speed, and acceptance forced on any method."""
     with pytest.raises(UserError, match=why):
-        carried_of(said, 3)
+        carried_of(acceptance, 3)
     with pytest.raises(UserError, match="cannot be carried over to 'ar'"):
         carried_over(build_method("ar", Options()), [1], torch.device("cpu"))
 
 
 def test_a_grid_says_it_and_rows_tell(tmp_path: Path) -> None:
-    """Guards against a forced speed that goes for a measured one, or as a trained checkpoint's."""
+    """Guards against a forced speed that is taken for a measured one, or for a trained checkpoint's."""
     grid = {
         "batch_sizes": [1], "prompts": 6, "repeats": 2,
         "contenders": [
@@ -535,9 +534,9 @@ def test_a_grid_says_it_and_rows_tell(tmp_path: Path) -> None:
     assert "acceptance" not in contender.typed and "carried" not in plain.keyed and "carried" in contender.keyed
     rows = [
         SweepRow(
-            key, "done", "", "7b", contender=one.name, stage="mars", draft="", method=one.method, options=one.shown,
+            key, "done", "", "7b", contender=arm.name, stage="mars", draft="", method=arm.method, options=arm.shown,
             batch_size=1, benchmarks=[], prompts=0, max_new_tokens=9,
         )
-        for key, one in (("a", plain), ("b", contender))
+        for key, arm in (("a", plain), ("b", contender))
     ]  # fmt: skip
     assert [row.key for row in SweepCells.of(rows).rows] == ["a"], "no claim stands on it"
