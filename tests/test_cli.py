@@ -1,4 +1,4 @@
-"""The command line's manners: help, version, exit codes, and what `doctor` says."""
+"""The command line: help, version, exit codes, refusals, and what `doctor` says."""
 
 import atexit
 import errno
@@ -39,7 +39,7 @@ def in_new_process(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def sound_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine that has all that doctor looks for, whatever the one under the test is like."""
+    """A computer that has all that doctor looks for, also where the tests run on a smaller one."""
     (tmp_path / "tasks").mkdir()
     monkeypatch.setattr(files, "PACKAGE", tmp_path / "marsbench")
     monkeypatch.delenv("MARSBENCH_DATA", raising=False)
@@ -65,7 +65,7 @@ def test_mistakes_leave_with_2_in_a_real_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "code", "said"),
+    ("trouble", "code", "message"),
     [
         (UserError("no such model", where="here", fix="name another"), 2, "error: no such model\n  where: here\n"),
         (OSError(errno.ENOSPC, "No space left on device", "rows.jsonl"), 2, "error: No space left on device\n"),
@@ -75,12 +75,12 @@ def test_mistakes_leave_with_2_in_a_real_process() -> None:
     ],
 )
 def test_mendable_troubles_become_one_message(
-    monkeypatch: pytest.MonkeyPatch, trouble: BaseException, code: int, said: str
+    monkeypatch: pytest.MonkeyPatch, trouble: BaseException, code: int, message: str
 ) -> None:
-    """Guards against tracebacks, and wrong exit codes, for what the user can mend."""
+    """Guards against tracebacks, and wrong exit codes, for errors that the user can mend."""
     monkeypatch.setattr(doctor, "checks", Mock(side_effect=trouble))
     result = invoke("doctor", code=code)
-    assert result.stderr.startswith(said)
+    assert result.stderr.startswith(message)
     assert result.stdout == ""
 
 
@@ -89,31 +89,31 @@ def test_mendable_troubles_become_one_message(
     [ValueError("a bug"), ModuleNotFoundError("a bug", name="marsbench.nothing"), FileNotFoundError(errno.ENOENT, "!")],
 )
 def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, bug: Exception) -> None:
-    """Guards against a catch-all that dresses bugs up as mistakes of the user."""
+    """Guards against a catch-all that shows bugs as mistakes of the user."""
     monkeypatch.setattr(doctor, "checks", Mock(side_effect=bug))
     assert invoke("doctor", code=1).exception is bug
 
 
 @pytest.mark.usefixtures("sound_machine")
 def test_doctor_passes_a_sound_machine_and_leaves_no_trace(tmp_path: Path) -> None:
-    """Guards against false alarms, a failing machine that passes, no way out, and an output folder that is made."""
+    """Guards against false alarms, a failing computer that passes, no advice, and an output folder that is created."""
     result = invoke("doctor", "--output", str(tmp_path / "new" / "results"))
     assert "fix:" not in result.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["tasks"]
     (tmp_path / "a-file").touch()
     result = invoke("doctor", "--output", str(tmp_path / "a-file" / "results"), code=2)
-    said = " ".join(result.stdout.split())
-    assert "cannot be written" in said and "choose another --output" in said
+    text = " ".join(result.stdout.split())
+    assert "cannot be written" in text and "choose another --output" in text
 
 
 def test_doctor_reports_packages_as_the_metadata_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a missing core package that only warns, an extra that stops a run, one too old, and no torch."""
+    """Guards against a missing core package that only warns, an extra that stops a run, an old version, no torch."""
     wanted = ["no-such-core", "no-such-eval; extra == 'eval'", "no-such-dev; extra == 'dev'", "pytest>=1"]
     monkeypatch.setattr("importlib.metadata.requires", lambda _: wanted)
-    found = {check.name: check for check in doctor.check_packages()}
-    verdicts = {name: check.ok for name, check in found.items()}
+    checks = {check.name: check for check in doctor.check_packages()}
+    verdicts = {name: check.ok for name, check in checks.items()}
     assert verdicts == {"no-such-core": "fail", "no-such-eval": "warn", "pytest": "ok"}
-    assert found["no-such-eval"].fix == "pip install 'marsbench[eval]'"
+    assert checks["no-such-eval"].fix == "pip install 'marsbench[eval]'"
     monkeypatch.setattr("importlib.metadata.requires", lambda _: ["pytest<1"])
     *_, check = doctor.check_packages()
     assert check.ok == "fail" and check.finding.endswith("needed pytest<1")
@@ -122,7 +122,7 @@ def test_doctor_reports_packages_as_the_metadata_asks(monkeypatch: pytest.Monkey
 
 
 def test_doctor_compares_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a comparison the wrong way round, and two half-empty GPUs taken for one that holds the model."""
+    """Guards against a reversed comparison, and two half-empty GPUs taken for a GPU that holds the model."""
     assert [*doctor.check_device("mini", 1e6)][-1].ok == "fail"
     assert [doctor.check_output(Path("."), needed).ok for needed in (1e9, 0)] == ["fail", "ok"]
     free = [10 * doctor.GIB, 20 * doctor.GIB, 5 * doctor.GIB]
@@ -130,14 +130,14 @@ def test_doctor_compares_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free[index], 80 * doctor.GIB))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a GPU")
-    found = [[*doctor.check_device("mini", needed)][-1] for needed in (20, 21)]
-    assert "20.0 GiB available" in found[0].finding and [check.ok for check in found] == ["ok", "fail"]
+    checks = [[*doctor.check_device("mini", needed)][-1] for needed in (20, 21)]
+    assert "20.0 GiB available" in checks[0].finding and [check.ok for check in checks] == ["ok", "fail"]
 
 
 def test_doctor_looks_for_the_data_of_each_benchmark(tmp_path: Path) -> None:
-    """Guards against a mistyped data folder or a gap in the data, HumanEval+ or a subtask too, seen hours later."""
+    """Guards against a wrong data folder or missing data, also HumanEval+ or a subtask, that shows hours later."""
     assert (doctor.check_data("mini", None).ok, doctor.check_data("7b", None).ok) == ("ok", "warn")
-    # At scale mini, real benchmarks are asked on request only.
+    # At scale mini, real benchmarks are used on request only.
     assert [doctor.check_data(scale, tmp_path / "nowhere").ok for scale in ("mini", "7b")] == ["warn", "fail"]
     data = tmp_path / "data"
     shutil.copytree(ROOT / "tests" / "data", data)
@@ -159,7 +159,7 @@ def test_doctor_takes_a_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_task_files_are_found_in_checkouts_and_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Guards against a wheel that takes a stranger's `tasks` folder for ours, and a silent absence."""
+    """Guards against a wheel that takes another package's `tasks` folder for ours, and files silently missing."""
     monkeypatch.setattr(files, "PACKAGE", tmp_path / "marsbench")
     assert [check.ok for check in doctor.check_packages()] == ["fail"]
     (tmp_path / "tasks").mkdir()
@@ -176,7 +176,7 @@ LIGHT = (
 
 
 def test_registries_are_read_without_what_is_heavy() -> None:
-    """Guards against a `list` that waits seconds for PyTorch, scipy or datasets, which it has no use for."""
+    """Guards against a `list` that waits seconds for PyTorch, scipy or datasets, which it does not need."""
     light = ", ".join(f"marsbench.{name}" for name in LIGHT)
     program = f"import sys, {light}; print([name for name in {HEAVY} if name in sys.modules])"
     done = in_new_process("-c", program)
@@ -186,7 +186,7 @@ def test_registries_are_read_without_what_is_heavy() -> None:
 def test_lines_come_now_and_then_and_say_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a flooded log, an interrupted run's work taken for this run's speed, and a division by zero."""
 
-    def said(*updates: tuple[float, int, str]) -> list[str]:
+    def log_of(*updates: tuple[float, int, str]) -> list[str]:
         clock, log = [0.0], StringIO()
         monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
         bar = Bar("racing", None, Console(file=log, width=80))
@@ -194,17 +194,17 @@ def test_lines_come_now_and_then_and_say_the_time_left(monkeypatch: pytest.Monke
             bar.update(done, 400, note)
         return log.getvalue().splitlines()
 
-    assert said((0, 100, ""), (10, 105, ""), (30, 115, "loss 2"), (40, 120, ""), (60, 130, "")) == [
+    assert log_of((0, 100, ""), (10, 105, ""), (30, 115, "loss 2"), (40, 120, ""), (60, 130, "")) == [
         "  racing: 115/400, about 10 min left, loss 2",  # 15 in 30 seconds, 285 to go
         "  racing: 130/400, about 9 min left",
     ]
-    assert said((60, 25, "loss 2")) == ["  racing: 25/400, loss 2"]
+    assert log_of((60, 25, "loss 2")) == ["  racing: 25/400, loss 2"]
     words = ["less than a minute", "about 1 min", "about 83 min", "about 2.5 hours"]
     assert list(map(roughly, (0, 60, 5000, 9000))) == words
 
 
 def test_processes_part_before_python_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Guards against threads that listen on and abort Python, one time in three, after all is answered or trained."""
+    """Guards against threads that go on and abort Python, one time in three, after all work is done."""
     at_the_end: list[Callable[[], None]] = []
     monkeypatch.setattr(atexit, "register", at_the_end.append)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
@@ -215,7 +215,7 @@ def test_processes_part_before_python_ends(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_a_busy_neighbour_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a race beside a forgotten program, a false alarm, and one that dies where nothing is told."""
+    """Guards against a race beside a forgotten program, a false alarm, and an error where the CPU's use is unknown."""
     process = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
     with process:
         assert process.stdout is not None
@@ -233,15 +233,15 @@ def test_a_busy_neighbour_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("laps", "used"), [([0.02, 0.05, 0.9], ""), ([0.02, 0.6, 0.9], "0.60"), ([], "0.30")])
 def test_a_page_says_what_was_not_timed_alone(laps: list[float], used: str) -> None:
-    """Guards against a speed-up that was measured beside a compiler and looks like any other, and a false alarm."""
+    """Guards against a speed-up measured beside a compiler and shown like any other, and a false alarm."""
     alone = next(row for row in page_rows("speedup") if isinstance(row, SweepRow) and row.seconds)
-    told: dict[str, Any] = {"others_cores": laps, "provenance": {**alone.provenance, "others_cores": 0.3}}
-    remark = busy_remark([replace(alone, others_cores=[]), replace(alone, **told)])
+    busy: dict[str, Any] = {"others_cores": laps, "provenance": {**alone.provenance, "others_cores": 0.3}}
+    remark = busy_remark([replace(alone, others_cores=[]), replace(alone, **busy)])
     assert f"up to {used} cores" in remark if used else not remark
 
 
 def test_rows_say_how_threads_waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against times of impatient and of patient threads that look as if they came from one setting."""
+    """Guards against times of spinning and of sleeping threads that seem to come from one setting."""
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     assert provenance(seed=0)["wait_policy"] == "the library's own"
@@ -252,7 +252,7 @@ def test_rows_say_how_threads_waited(monkeypatch: pytest.MonkeyPatch) -> None:
 ROWS = str(ROOT / "results" / "mini" / "ar_sft.jsonl")
 DECODE = ["decode", "--prompt-ids", "prompts.jsonl"]
 SCORE = ["score", "--benchmark"]
-DISTILL = ["distill", "--checkpoint", "ar_sft", "--prompts", "asked.jsonl", "--out", "chats.jsonl"]
+DISTILL = ["distill", "--checkpoint", "ar_sft", "--prompts", "questions.jsonl", "--out", "chats.jsonl"]
 TUNE = ["tune", "--scale", "micro", "--output", "."]
 EVAL = ["eval", "--benchmark", "mini_gsm8k", "--limit", "2", "--scale", "micro", "--output", "."]
 HERE = ["--scale", "micro", "--output", "."]
@@ -269,7 +269,7 @@ NO_LINES = {  # what a file may hold in place of lines of JSON
 
 @pytest.fixture(scope="module")
 def wrongly(micro_checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files to get wrong; no command may change any."""
+    """Files for wrong commands; no command may change any of them."""
     tmp_path = tmp_path_factory.mktemp("wrongly")
     (tmp_path / "data").mkdir()
     shutil.copytree(next(micro_checkpoints.glob("mars-b4-*")), tmp_path / "mars")
@@ -279,7 +279,7 @@ def wrongly(micro_checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -
         text = (tmp_path / "mars" / name).read_text()
         (tmp_path / "maskless" / name).write_text(text.replace("<|mask|>", "<|spare|>").replace("mask_token", "spare"))
     (tmp_path / "prompts.jsonl").write_text('{"prompt_ids": [5, 6, 7]}\n')
-    (tmp_path / "asked.jsonl").write_text('{"prompt": "One?"}\n')
+    (tmp_path / "questions.jsonl").write_text('{"prompt": "One?"}\n')
     (tmp_path / "answers.jsonl").write_text('{"doc_id": 0, "response": "4", "target": "of another benchmark"}\n')
     ar = "{method: ar, stage: mars, name: ar}"
     compared = f"{ar}\n- {{method: mars, stage: mars, compiled: true}}"
@@ -295,7 +295,7 @@ def wrongly(micro_checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture
 def folder(wrongly: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of such files, from which every command is typed."""
+    """The folder of these files, in which every command runs."""
     monkeypatch.chdir(wrongly)
     monkeypatch.delenv("MARSBENCH_DATA", raising=False)
     trained = Mock(side_effect=AssertionError("something was trained"))
@@ -361,7 +361,7 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "distill: no such prompts": ([*DISTILL, "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
     "distill: token ids": ([*DISTILL, "--prompts", "prompts.jsonl"], "--column"),
     "distill: no such column": ([*DISTILL, "--column", "question"], "question"),
-    "distill: prompts overwritten": ([*DISTILL, "--out", "asked.jsonl"], "prompts"),
+    "distill: prompts overwritten": ([*DISTILL, "--out", "questions.jsonl"], "prompts"),
     "distill: a method that may write otherwise": ([*DISTILL, "--method", "mars"], "mars-verified"),
     "distill: a temperature below 0": ([*DISTILL, "--temperature", "-1"], "--temperature"),
     "distill: several greedy answers": ([*DISTILL, "--samples", "2"], "--temperature"),
@@ -397,7 +397,7 @@ WRONG["show: a question in Latin-1"] = (["show", "caf\udce9 is?", "--checkpoint"
 
 
 def files_in(folder: Path) -> dict[str, tuple[int, int]]:
-    """Every file with its size and the time of its last change, locks left out."""
+    """Every file but locks, with its size and the time of its last change."""
     files = (file for file in folder.rglob("*") if file.is_file() and file.suffix != ".lock")
     return {str(file): (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
 
@@ -407,14 +407,14 @@ def test_a_wrong_usage_is_refused(mistake: str, folder: Path) -> None:
     """Guards against work before a refusal, tracebacks, exit codes other than 2, and files written or lost."""
     arguments, word = WRONG[mistake]
     before = files_in(folder)
-    said = invoke(*arguments, code=2).stderr
-    assert word in said and "Traceback" not in said, said
-    assert "fix:" in said or "Usage:" in said, "the program's own message, or that of the command line's parser"
+    errors = invoke(*arguments, code=2).stderr
+    assert word in errors and "Traceback" not in errors, errors
+    assert "fix:" in errors or "Usage:" in errors, "the program's own message, or that of the command line's parser"
     assert files_in(folder) == before
 
 
 def test_what_cannot_be_measured_leaves_nothing_behind(folder: Path) -> None:
-    """Guards against "not run" pages and an index that points to them, where a machine could measure nothing."""
+    """Guards against "not run" pages and an index that points to them, where nothing could be measured."""
     output = ["--output", "out", "--scale", "micro"]
     (folder / "empty").mkdir()
     done = invoke("reproduce", "table2", "--benchmarks", "real", "--data-dir", "empty", *output, code=3)

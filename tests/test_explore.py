@@ -64,22 +64,20 @@ def collected(raced: list[Row], answers: list[GenerationRow]) -> list[Collection
 
 
 def embedded(page: str) -> Any:
-    (found,) = re.findall(r'<script type="application/json" id="rows">(.*?)</script>', page, flags=re.DOTALL)
-    return json.loads(found)
+    (rows,) = re.findall(r'<script type="application/json" id="rows">(.*?)</script>', page, flags=re.DOTALL)
+    return json.loads(rows)
 
 
 # ---- what it embeds -------------------------------------------------------------------------------------------------
-
-
 def test_numbers_are_those_of_the_rows(text: str, sweep: SweepCells) -> None:
     """Guards against numbers beside another contender's name or batch size, other laps, and another baseline."""
     race = embedded(text)["races"][0]
-    names = [one["name"] for one in race["contenders"]]
+    names = [contender["name"] for contender in race["contenders"]]
     assert race["sizes"] == sweep.batch_sizes and sorted(names) == sorted(sweep.names)
     for size, cells in zip(race["sizes"], race["cells"], strict=True):
         for name, cell in zip(names, cells, strict=True):
             row = sweep.done.get((name, size))
-            assert (row is None) == (cell is None), "what has not raced has no point"
+            assert (row is None) == (cell is None), "a contender that has not raced has no point"
             if row is None:
                 continue
             percent, alike, cost = row.accuracy.times(100), speed_up(row), sweep.cost(row)
@@ -92,12 +90,12 @@ def test_numbers_are_those_of_the_rows(text: str, sweep: SweepCells) -> None:
             assert (cell["prompts"], cell["laps"]) == (row.prompts, len(row.seconds))
 
 
-def rounded(found: Estimate, digits: int) -> list[float]:
-    return [round(value, digits) for value in (found.value, found.interval.low, found.interval.high)]
+def rounded(estimate: Estimate, digits: int) -> list[float]:
+    return [round(value, digits) for value in (estimate.value, estimate.interval.low, estimate.interval.high)]
 
 
 def test_a_cell_without_numbers_is_empty(raced: list[Row]) -> None:
-    """Guards against a contender that failed at one batch size and takes the page, or another's place, with it."""
+    """Guards against a contender that failed at one batch size and breaks the page or takes another's place."""
     rows = [row for row in raced if isinstance(row, SweepRow) and row.contender in ("ar", "jacobi", "medusa, tree = 1")]
     failed = [
         replace(row, status="failed", reason="no memory", seconds=[])
@@ -106,7 +104,7 @@ def test_a_cell_without_numbers_is_empty(raced: list[Row]) -> None:
         for row in rows
     ]
     race = embedded(page_of(collected([*failed], [])))["races"][0]
-    assert [one["name"] for one in race["contenders"]] == ["ar", "medusa, tree = 1", "jacobi"]
+    assert [contender["name"] for contender in race["contenders"]] == ["ar", "medusa, tree = 1", "jacobi"]
     assert race["sizes"] == [1, 4, 16]
     assert [cell is None for cell in race["cells"][1]] == [False, False, True]
     assert race["cells"][1][1]["over"][2] is None and race["cells"][1][1]["over"][0] > 0
@@ -119,13 +117,13 @@ def test_commands_decode_like_their_rows(text: str, sweep: SweepCells) -> None:
         row = sweep.done[contender["name"], sweep.batch_sizes[0]]
         for command in contender["commands"]:
             program, name, *typed = shlex.split(command.replace("{size}", "4"))
-            given = commands[name].make_context(name, typed).params
+            arguments = commands[name].make_context(name, typed).params
             options = {"window" if name == "block_size" else name: value for name, value in row.options.items()}
             expected = {"threshold": None, **options, "method": row.method, "compiled": row.compiled, "batch_size": 4}
-            assert program == "marsbench" and {key: given[key] for key in expected} == expected
-            assert given.get("stage", row.stage) == row.stage and given["dtype"] == row.dtype
-            draft, stage = given["draft"], given.get("stage")
-            check_for(Decoding(method=row.method, threshold=given["threshold"], draft=draft), stage)
+            assert program == "marsbench" and {key: arguments[key] for key in expected} == expected
+            assert arguments.get("stage", row.stage) == row.stage and arguments["dtype"] == row.dtype
+            draft, stage = arguments["draft"], arguments.get("stage")
+            check_for(Decoding(method=row.method, threshold=arguments["threshold"], draft=draft), stage)
 
 
 def test_answers_are_those_of_the_first_seed() -> None:
@@ -133,7 +131,7 @@ def test_answers_are_those_of_the_first_seed() -> None:
     first, second = embedded(page_of(collected([], ANSWERS)))["questions"]
     assert (first["question"], second["question"]) == ("How many apples?", "And pears?")
     labels = ["one token per forward pass", "MARS (B = 4, tau = .95)", "verified MARS (groups of 4)"]
-    assert [one["label"] for one in first["answers"]] == labels
+    assert [answer["label"] for answer in first["answers"]] == labels
     assert first["answers"][1] == {
         "label": labels[1], "texts": TEXTS, "settledBy": [1, 1, 2, 2, 2], "forwards": 2, "cut": False, "right": None,
     }  # fmt: skip
@@ -141,11 +139,11 @@ def test_answers_are_those_of_the_first_seed() -> None:
     skipped = replace(ANSWERS[0], status="skipped", reason="no\ncheckpoint", texts=[], settled_by=[])
     assert embedded(page_of(collected([], [skipped])))["questions"][0]["answers"][0]["why"] == "skipped: no checkpoint"
     rows = page_rows("figure1")
-    found = embedded(page_of([Collection("mini", {"figure1": {0: rows}}, {})]))["questions"]
-    marks = [[one["right"] for one in question["answers"]] for question in found]
-    assert found[0]["reference"].endswith("answer is 14.") and marks[0] == [False, False, False]
-    (matter,) = [place for place, one in enumerate(found) if one["question"].startswith("Some molecule")]
-    assert marks[matter] == [True, False, True]  # of glass, says the second
+    questions = embedded(page_of([Collection("mini", {"figure1": {0: rows}}, {})]))["questions"]
+    marks = [[answer["right"] for answer in question["answers"]] for question in questions]
+    assert questions[0]["reference"].endswith("answer is 14.") and marks[0] == [False, False, False]
+    (matter,) = [place for place, entry in enumerate(questions) if entry["question"].startswith("Some molecule")]
+    assert marks[matter] == [True, False, True]  # the second answers: of glass
     assert [None, None, None] in marks and [True, True, True] in marks
 
 
@@ -157,12 +155,12 @@ def test_hostile_texts_stay_texts(raced: list[Row]) -> None:
     plain = page_of(collected([row], [ANSWERS[0]]))
     assert page.lower().count("script") - plain.lower().count("script") == 6 * HOSTILE.lower().count("script")
     assert page.count("<") == plain.count("<") and "\u2028" not in page
-    found = embedded(page)
-    assert found["questions"][0]["question"] == HOSTILE and found["races"][0]["contenders"][0]["name"] == HOSTILE
+    rows = embedded(page)
+    assert rows["questions"][0]["question"] == HOSTILE and rows["races"][0]["contenders"][0]["name"] == HOSTILE
 
 
 def test_the_page_is_whole_in_itself(text: str, raced: list[Row]) -> None:
-    """Guards against a page that needs a network, outgrows a mail, or changes from one rendering to the next."""
+    """Guards against a page that needs a network, is too large for a mail, or changes each time it is written."""
     assert text == page_of(collected(raced, ANSWERS))
     assert len(text.encode()) < 500_000
     assert not re.findall(r"https?:|src=|url\(|@import|fetch\(|import\(", text)
@@ -186,11 +184,11 @@ def opened(browser: Any, page: str, folder: Path) -> None:
 
 def points(browser: Any) -> dict[str, Any]:
     """The points that are drawn, by the names of their contenders."""
-    found = browser.find_elements("css selector", "#chart .point")
-    return {str(one.get_attribute("aria-label")).partition(": ")[0]: one for one in found}
+    drawn = browser.find_elements("css selector", "#chart .point")
+    return {str(point.get_attribute("aria-label")).partition(": ")[0]: point for point in drawn}
 
 
-def said(browser: Any) -> str:
+def details(browser: Any) -> str:
     return str(browser.find_element("id", "said").text)
 
 
@@ -201,23 +199,23 @@ def choose(browser: Any, name: str, words: str) -> None:
 
 
 def pareto(numbers: dict[str, tuple[float, float]]) -> set[str]:
-    """The contenders that no other one beats, by going from the fastest to the slowest."""
-    found, best = {}, -1.0
+    """The contenders that no other beats in speed and accuracy: from the fastest to the slowest, the more accurate."""
+    front, best = {}, -1.0
     for speed in sorted({speed for speed, _ in numbers.values()}, reverse=True):
         right = max(accuracy for other, accuracy in numbers.values() if other == speed)
         if right > best:
-            found[speed] = best = right
-    return {name for name, (speed, accuracy) in numbers.items() if found.get(speed) == accuracy}
+            front[speed] = best = right
+    return {name for name, (speed, accuracy) in numbers.items() if front.get(speed) == accuracy}
 
 
 def test_a_race_can_be_explored(browser: Any, text: str, sweep: SweepCells, tmp_path: Path) -> None:
-    """Guards against a chart stuck at one baseline, batch size or axis, with a wrong front, or that tells nothing."""
+    """Guards against a chart stuck at one baseline, batch size or axis, with a wrong front, or without details."""
     from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 
     opened(browser, text, tmp_path)
     race = embedded(text)["races"][0]
-    names = [one["name"] for one in race["contenders"]]
+    names = [contender["name"] for contender in race["contenders"]]
     assert set(points(browser)) == set(names)
     assert "over ar of the same kind" in browser.find_element("id", "across").text
     choose(browser, "baseline", "hf-generate")
@@ -227,13 +225,13 @@ def test_a_race_can_be_explored(browser: Any, text: str, sweep: SweepCells, tmp_
     row = sweep.done["jacobi", size]
     ratio = speed_ratio(row, sweep.done["hf-generate", size])
     browser.execute_script("arguments[0].focus()", points(browser)["jacobi"])
-    assert ratio and f"{ratio.value:.2f} times the tokens/s of hf-generate; " in said(browser)
-    assert f"accuracy {100 * row.accuracy.value:.1f} [" in said(browser)
-    assert f"{row.prompts} prompts, {len(row.seconds)} laps, batch size {size}" in said(browser)
-    assert f"--batch-size {size} --method jacobi --window 4" in said(browser)
+    assert ratio and f"{ratio.value:.2f} times the tokens/s of hf-generate; " in details(browser)
+    assert f"accuracy {100 * row.accuracy.value:.1f} [" in details(browser)
+    assert f"{row.prompts} prompts, {len(row.seconds)} laps, batch size {size}" in details(browser)
+    assert f"--batch-size {size} --method jacobi --window 4" in details(browser)
     browser.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
     name = str(browser.switch_to.active_element.get_attribute("aria-label")).partition(": ")[0]
-    assert name != "jacobi" and said(browser).startswith(name)
+    assert name != "jacobi" and details(browser).startswith(name)
 
     for axis, value in (("tokens per forward pass", "perForward"), ("tokens per second, over a baseline", "over")):
         choose(browser, "axis", axis)
@@ -242,12 +240,12 @@ def test_a_race_can_be_explored(browser: Any, text: str, sweep: SweepCells, tmp_
         assert names[1] == "hf-generate"
         kept = {name: cell for name, cell in cells.items() if cell["keeps"]}
         expected = pareto({name: (across[name], cell["accuracy"]) for name, cell in kept.items()})
-        marked = {name for name, one in points(browser).items() if "front" in one.get_attribute("class").split()}
+        marked = {name for name, point in points(browser).items() if "front" in point.get_attribute("class").split()}
         assert marked == expected and {points(browser)[name].tag_name for name in marked} == {"path"}
         fastest = max(across, key=lambda name: across[name])
         ActionChains(browser).move_to_element(points(browser)[fastest]).perform()
-        assert said(browser).startswith(fastest)
-    assert browser.execute_script("return performance.getEntriesByType('resource').map(one => one.name)") == []
+        assert details(browser).startswith(fastest)
+    assert browser.execute_script("return performance.getEntriesByType('resource').map(entry => entry.name)") == []
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
@@ -264,7 +262,7 @@ def test_a_method_can_be_looked_at_alone(browser: Any, text: str, sweep: SweepCe
 
 
 def test_a_model_whose_answers_are_not_scored_has_no_accuracy(browser: Any, tmp_path: Path) -> None:
-    """Guards against a real model drawn by an accuracy of nothing, and a front of what is not its own tokens."""
+    """Guards against a real model drawn with an accuracy that was not measured, and a front over other tokens."""
     rows = page_rows("real-model", "135m")
     page = page_of([*collected([], []), Collection("135m", {"real-model": {0: rows}}, {})])
     races = embedded(page)["races"]
@@ -275,21 +273,22 @@ def test_a_model_whose_answers_are_not_scored_has_no_accuracy(browser: Any, tmp_
     choose(browser, "model", races[1]["name"])
     front = browser.find_element("id", "front").text
     assert "tokens/forward)" in front and "%" not in front and "llama.cpp" not in front
-    assert "accuracy" not in said(browser) and named[1][1] in said(browser)
+    assert "accuracy" not in details(browser) and named[1][1] in details(browser)
 
 
 def test_answers_stand_side_by_side(browser: Any, text: str, tmp_path: Path) -> None:
-    """Guards against an answer under another question, tokens shaded apart, and a page too wide for a phone."""
+    """Guards against an answer under another question, one forward in two shades, and a page too wide for a phone."""
     opened(browser, text, tmp_path)
     choose(browser, "question", "1. How many apples?")
     columns = browser.find_elements("css selector", "#lines article")
     spans = [column.find_elements("tag name", "span") for column in columns]
-    assert [[one.get_attribute("textContent") for one in of_line] for of_line in spans[1:]] == [
+    assert [[span.get_attribute("textContent") for span in line] for line in spans[1:]] == [
         ["Tom has", " 7 apples∎"], ["Tom", " has 7", " apples∎"],
     ]  # fmt: skip
-    assert [one.get_attribute("class") for one in spans[2]] == ["f0", "f1", "f0"]
-    assert [one.get_attribute("title") for one in spans[1]] == ["forward pass 1: 2 tokens", "forward pass 2: 3 tokens"]
-    assert [one.text for one in columns[1].find_elements("tag name", "dd")] == ["5", "2", "2.50"]
+    assert [span.get_attribute("class") for span in spans[2]] == ["f0", "f1", "f0"]
+    titles = ["forward pass 1: 2 tokens", "forward pass 2: 3 tokens"]
+    assert [span.get_attribute("title") for span in spans[1]] == titles
+    assert [entry.text for entry in columns[1].find_elements("tag name", "dd")] == ["5", "2", "2.50"]
     choose(browser, "question", "2. And pears?")
     columns = browser.find_elements("css selector", "#lines article")
     assert browser.find_element("id", "question-text").text == "And pears?"
@@ -305,7 +304,7 @@ def test_answers_stand_side_by_side(browser: Any, text: str, tmp_path: Path) -> 
 
 
 def test_hostile_texts_are_shown_and_not_run(browser: Any, tmp_path: Path) -> None:
-    """Guards against markup in an answer that becomes part of the page, and a half without rows that says nothing."""
+    """Guards against markup in an answer that becomes part of the page, and an empty half of a page without a note."""
     spoken = replace(ANSWERS[0], question=HOSTILE, texts=[HOSTILE] * 4)
     opened(browser, page_of(collected([], [spoken])), tmp_path)
     assert browser.find_element("id", "question-text").get_attribute("textContent") == HOSTILE
@@ -316,15 +315,15 @@ def test_hostile_texts_are_shown_and_not_run(browser: Any, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_both_schemes_can_be_read(browser: Any, text: str, tmp_path: Path, scheme: str) -> None:
-    """Guards against text or marks that vanish in one scheme, and shades that only colour tells apart."""
+    """Guards against text or marks that vanish in one scheme, and shades that differ only in colour."""
     opened(browser, text, tmp_path)
-    more = ("ink", "even"), ("ink", "odd"), ("accent", "page"), ("accent", "field")
-    colours = can_be_read(browser, scheme, *more)
+    pairs = ("ink", "even"), ("ink", "odd"), ("accent", "page"), ("accent", "field")
+    colours = can_be_read(browser, scheme, *pairs)
     assert contrast(colours["even"], colours["odd"]) >= 1.3 and luminance(colours["ink"]) != luminance(colours["page"])
 
 
 def test_a_table_holds_what_the_rows_come_to(tmp_path: Path) -> None:
-    """Guards against exports of raw laps alone, a training that seems to have an accuracy, and a cell without one."""
+    """Guards against exports of raw laps only, a training with an accuracy, and a cell without one."""
     rows = page_rows("speedup")
     table = pd.read_csv(export(rows, tmp_path / "speed.csv"))
     for row, line in zip(rows, table.to_dict("records"), strict=True):

@@ -1,4 +1,4 @@
-"""What is computed in C++: as by torch, and for each entry as if it were alone."""
+"""What is computed in C++: the results of torch, and those of each entry alone."""
 
 import gc
 import os
@@ -42,13 +42,13 @@ native = pytest.mark.skipif(not is_native(), reason=f"not built here: {why_not_n
 
 @pytest.fixture(autouse=True)
 def packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """C++ is taken, whatever is faster; whether there is a library is looked at anew."""
+    """C++ is used, even where torch is faster; the library is looked for anew."""
     monkeypatch.setenv(VARIABLE, "1")
     monkeypatch.setattr(linear_module, "COPIES", WeakValueDictionary())  # without other tests' models
     yield
     monkeypatch.undo()
     why_not_native.cache_clear()
-    torch._dynamo.reset()  # what it keeps of compiled steps holds their models, and so their copies
+    torch._dynamo.reset()  # compiled steps hold their models, and so their copies
     gc.collect()
 
 
@@ -61,20 +61,20 @@ def model(request: pytest.FixtureRequest) -> Any:
 def tokens(model: Any, name: str, batch_size: int, **options: Any) -> list[list[int]]:
     method = build_method(name, Options(mask_id=MASK, **options))
     requests = [Request(prompt, 40) for prompt in PROMPTS]
-    found = decode(model, method, requests, eos_id=2, pad_id=0, batch_size=batch_size)
-    return [one.tokens for one in found]
+    generations = decode(model, method, requests, eos_id=2, pad_id=0, batch_size=batch_size)
+    return [generation.tokens for generation in generations]
 
 
 @native
 @pytest.mark.parametrize("name", ["ar", "mars-verified", "jacobi", "prompt-lookup", "mars-no-cache"])
 def test_tokens_are_those_of_torchs_operations(name: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a rotation, a slot, a filler or a norm that native code takes for another."""
-    found = tokens(model, name, 4)
+    """Guards against a wrong rotation, slot, filler or norm in native code."""
+    by_native = tokens(model, name, 4)
     decoder = decoder_of(model)
     assert isinstance(decoder, LeanDecoder) and decoder._is_native
     assert packing_in_words()["packing"]["by"] == ["native"]
     monkeypatch.setenv(VARIABLE, "0")
-    assert tokens(model, name, 4) == found
+    assert tokens(model, name, 4) == by_native
     assert packing_in_words() == {}
 
 
@@ -88,46 +88,46 @@ def test_a_product_is_right_and_the_same_whoever_is_beside(dtype: torch.dtype, i
     product, packed = torch.ops.marsbench.product, pack(weight)
     by_torch = F.linear(values, weight)
     for added in (None, bias):
-        whole = product(values, packed, added)
+        together = product(values, packed, added)
         exact = values.double() @ weight.double().t() + (0 if added is None else added.double())
         tolerance = 1e-4 if dtype is torch.float32 else 2e-2
-        torch.testing.assert_close(whole.double(), exact, rtol=tolerance, atol=tolerance * inputs**0.5)
+        torch.testing.assert_close(together.double(), exact, rtol=tolerance, atol=tolerance * inputs**0.5)
         for most in range(1, 40):
-            parts = [product(some, packed, added) for some in values.split(most)]
-            assert torch.equal(torch.cat(parts), whole), most
+            parts = [product(part, packed, added) for part in values.split(most)]
+            assert torch.equal(torch.cat(parts), together), most
     down = torch.randn(48, inputs).to(dtype) / inputs  # of the first layer 16, of the last 32, of one between none
     ups = [torch.randn(size, rank).to(dtype) for size, rank in ((16, 16), (outputs - 16 - 16 * (outputs > 16), 0))]
     ups += [torch.randn(16, 32).to(dtype)] * (outputs > 16)
     up = torch.block_diag(*ups)
     gate = torch.arange(64).view(-1, 1).remainder(3).eq(0).to(dtype)
     maps = pack(down), [*map(pack, ups)]
-    found = torch.ops.marsbench.adapted(values, packed, bias, *maps, gate)
+    adapted = torch.ops.marsbench.adapted(values, packed, bias, *maps, gate)
     for most in (1, 9, 16, 17, 33):
         each = zip(values.split(most), gate.split(most), strict=True)
-        parts = [torch.ops.marsbench.adapted(some, packed, bias, *maps, own) for some, own in each]
-        assert torch.equal(torch.cat(parts), found), most
+        parts = [torch.ops.marsbench.adapted(part, packed, bias, *maps, gates) for part, gates in each]
+        assert torch.equal(torch.cat(parts), adapted), most
     assert torch.equal(F.linear(values, weight), by_torch)
     down = down[: up.shape[1]]
-    kept, whole = gate[:, 0].bool(), product(values, packed, bias)
-    assert torch.equal(found[~kept], whole[~kept])
+    kept, together = gate[:, 0].bool(), product(values, packed, bias)
+    assert torch.equal(adapted[~kept], together[~kept])
     change = (values.double() @ down.double().t()) @ up.double().t()
-    expected = whole.double() + change
-    torch.testing.assert_close(found[kept].double(), expected[kept], rtol=tolerance, atol=5 * tolerance * inputs**0.5)
-    assert not torch.allclose(found[kept], whole[kept], rtol=tolerance, atol=tolerance)
+    expected = together.double() + change
+    torch.testing.assert_close(adapted[kept].double(), expected[kept], rtol=tolerance, atol=5 * tolerance * inputs**0.5)
+    assert not torch.allclose(adapted[kept], together[kept], rtol=tolerance, atol=tolerance)
 
 
 @native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.no_grad()
 def test_a_prompt_gives_the_same_bits_however_it_comes(dtype: torch.dtype) -> None:
-    """Guards against another kernel for many positions, whose sums depend on how many there are."""
+    """Guards against another kernel for many positions, whose sums depend on their number."""
     torch.manual_seed(0)
     layer, values = torch.nn.Linear(64, 96, dtype=dtype), torch.randn(150, 64, dtype=dtype)
     site = linear_module.Site({"layer": layer})
     linear_module.pack_sites([site])
     assert site.copy is not None
-    (whole,), parts = site(values), [site(part)[0] for part in values.split([1, 63, 86])]
-    assert torch.equal(whole, torch.cat(parts))
+    (together,), parts = site(values), [site(part)[0] for part in values.split([1, 63, 86])]
+    assert torch.equal(together, torch.cat(parts))
 
 
 def verified_as_ar(head_size: int) -> None:
@@ -143,7 +143,7 @@ def verified_as_ar(head_size: int) -> None:
 
 
 def slower_than_torch() -> list[str]:
-    """What the product that is chosen here takes more than half as long again for as torch's, twice in a row."""
+    """Where the product that is chosen here takes over 1.5 times as long as torch's, twice in a row."""
     return [
         f"{dtype} at {positions} positions"
         for dtype in fastest.DTYPES.values()
@@ -156,7 +156,7 @@ def slower_than_torch() -> list[str]:
 @native
 @pytest.mark.parametrize("head_size", HEAD_SIZES)
 def test_verified_is_ar_in_bf16_too(head_size: int) -> None:
-    """Guards against near ties that end otherwise because a token was computed beside others."""
+    """Guards against near ties that another token wins because of the entries beside it."""
     verified_as_ar(head_size)
 
 
@@ -168,9 +168,9 @@ def test_the_chosen_product_is_not_slower_than_torchs(monkeypatch: pytest.Monkey
 
 
 @native
-@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="what is here has been tried")
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="this CPU has been tried")
 def test_a_cpu_without_avx512_is_served_as_well() -> None:
-    """Guards against tiles for AVX-512's registers alone, and AMX unasked: slower than torch, or another answer."""
+    """Guards against tiles for AVX-512's registers only, and use of AMX: slower than torch, or other answers."""
     script = """
 import test_native as t
 [*map(t.verified_as_ar, (16, 80))]
@@ -178,14 +178,14 @@ print(t.native_module.instructions(), t.slower_than_torch())
 """
     env = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}
     env.pop(VARIABLE, None)
-    how: Any = {"cwd": Path(__file__).parent, "env": env, "capture_output": True, "text": True}
-    run = subprocess.run([sys.executable, "-c", script], **how)
+    options: Any = {"cwd": Path(__file__).parent, "env": env, "capture_output": True, "text": True}
+    run = subprocess.run([sys.executable, "-c", script], **options)
     assert run.stdout.splitlines()[-1:] == ["AVX2 []"], run.stdout + run.stderr
 
 
 @native
 def test_what_is_timed_beside_other_work_is_timed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a choice made on a busy machine that stays for good: a product twice as slow from then on."""
+    """Guards against a choice that is timed on a busy computer and stays: a product twice as slow from then on."""
     monkeypatch.setattr(fastest, "library", lambda: tmp_path / "native.so")
 
     def at_64(others: float, ratio: float) -> float:
@@ -203,7 +203,7 @@ def test_what_is_timed_beside_other_work_is_timed_again(tmp_path: Path, monkeypa
 
 @native
 def test_a_product_that_loses_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a choice by what a CPU is called, and a sum in bf16 that depends on the number of positions."""
+    """Guards against a choice by the name of a CPU, and a sum in bf16 that depends on the number of positions."""
     monkeypatch.delenv(VARIABLE)
     for few, many, taken in (
         (1.5, 0.5, (0, 0)),
@@ -224,16 +224,16 @@ def test_a_product_that_loses_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def attended(every: Tensor, turned: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor], entries: list[int]) -> Tensor:
-    """What entries of a window of one row find behind 37 cached slots, each seeing itself and what is before it."""
+    """The attention of a window's entries behind 37 cached slots: each sees itself and what is before it."""
     begin, width = 37, len(entries)
     slots = torch.arange(begin, begin + width)
-    keys, values = (one.clone() for one in cache)
+    keys, values = (part.clone() for part in cache)
     chosen = torch.tensor(entries)
-    found: Tensor = torch.ops.marsbench.attention(
+    attention: Tensor = torch.ops.marsbench.attention(
         every[chosen], turned[0][chosen], turned[1][chosen], keys, values, torch.arange(width), slots,
         torch.tensor([begin]), torch.ones(width, width, dtype=torch.bool).tril(), begin + width, SIZE**-0.5,
     )  # fmt: skip
-    return found
+    return attention
 
 
 @native
@@ -244,29 +244,29 @@ def test_an_entry_finds_the_same_bits_whoever_is_beside_it(dtype: torch.dtype) -
     every = torch.randn(20, (HEADS + 2 * KV_HEADS) * SIZE).to(dtype)
     turned = torch.randn(20, 1, SIZE).to(dtype), torch.randn(20, 1, SIZE).to(dtype)
     keys, values = (torch.randn(1, 80, KV_HEADS, SIZE).to(dtype) for _ in range(2))
-    whole = attended(every, turned, (keys, values), [*range(20)])
+    together = attended(every, turned, (keys, values), [*range(20)])
     for most in range(1, 20):
-        assert torch.equal(attended(every, turned, (keys, values), [*range(most)]), whole[:most])
+        assert torch.equal(attended(every, turned, (keys, values), [*range(most)]), together[:most])
     hidden, change, weight = (torch.randn(20, 128).to(dtype) for _ in range(3))
     normed = torch.ops.marsbench.norm(hidden.clone(), change, weight[0], 1e-5)
     acted = torch.ops.marsbench.swiglu(hidden, change)
     for row in range(20):
-        one = slice(row, row + 1)
-        assert torch.equal(torch.ops.marsbench.norm(hidden[one].clone(), change[one], weight[0], 1e-5), normed[one])
-        assert torch.equal(torch.ops.marsbench.swiglu(hidden[one], change[one]), acted[one])
+        at = slice(row, row + 1)
+        assert torch.equal(torch.ops.marsbench.norm(hidden[at].clone(), change[at], weight[0], 1e-5), normed[at])
+        assert torch.equal(torch.ops.marsbench.swiglu(hidden[at], change[at]), acted[at])
 
 
 @native
 def test_bounds_and_odd_sizes_are_kept_to() -> None:
-    """Guards against reads before a row's first slot or behind the last, and sizes cut to what vectors hold."""
+    """Guards against reads before a row's first slot or behind the last, and sizes cut to a multiple of a vector's."""
     every, turned = torch.randn(4, (HEADS + 2 * KV_HEADS) * SIZE), torch.ones(4, 1, SIZE)
     keys, values = torch.zeros(2, 3, KV_HEADS, SIZE), torch.zeros(2, 3, KV_HEADS, SIZE)
     visible = torch.ones(2, 2, dtype=torch.bool).tril()
-    found = torch.ops.marsbench.attention(
+    output = torch.ops.marsbench.attention(
         every, turned, turned, keys, values, torch.arange(4), torch.tensor([2, 0, 4, 5]), torch.tensor([-1, 1]),
         visible, 2, SIZE**-0.5,
     )  # fmt: skip
-    assert found.isfinite().all() and not found[0].any() and found[1].any()
+    assert output.isfinite().all() and not output[0].any() and output[1].any()
     sizes = {**SHAPE, "hidden_size": 96, "intermediate_size": 100}
     model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
     decoder = decoder_of(model)
@@ -275,7 +275,7 @@ def test_bounds_and_odd_sizes_are_kept_to() -> None:
 
 
 def test_it_is_left_where_there_is_no_compiler(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a machine without a compiler on which nothing decodes."""
+    """Guards against a computer without a compiler on which decoding fails."""
     expected = tokens(model, "ar", 1)
     why_not_native.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -289,7 +289,7 @@ def left_in(folder: Path) -> list[Path]:
 
 @pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler")
 def test_what_does_not_build_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against half a library that the next process loads, and a reason that nobody learns."""
+    """Guards against half a library that the next process loads, and a reason that is not shown."""
     why_not_native.cache_clear()
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     broken = tmp_path / "broken.cpp"
@@ -305,7 +305,7 @@ def test_what_does_not_build_is_said_and_leaves_nothing(tmp_path: Path, monkeypa
 
 @pytest.mark.skipif(cpp_compiler() is None, reason="no C++ compiler")
 def test_several_build_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a process that loads what another is still writing, or waits for one that was killed."""
+    """Guards against a process that loads a half-written library, or waits for a killed process."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     small = tmp_path / "small.cpp"
     small.write_text("int twice(int x) { return 2 * x; }\n", encoding="utf-8")
@@ -317,14 +317,14 @@ def test_several_build_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @native
 def test_graphs_have_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against compiled steps that are slower than eager ones, and caches that a graph writes a copy of."""
+    """Guards against compiled steps that are slower than eager ones, and graphs that copy the cache to write it."""
     monkeypatch.setattr(graphs_module, "_BACKEND", "aot_eager")
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(Qwen2Config(**SHAPE | {"num_hidden_layers": 1})).eval()
     graphs, requests = Graphs(), [Request(prompt, 20) for prompt in PROMPTS[:3]]
     for name in ("ar", "mars-verified"):
         method = build_method(name, Options(mask_id=MASK))
-        both = Batch, graphs.batch
-        expected, found = (decode(model, method, requests, eos_id=2, pad_id=0, kind=kind) for kind in both)
-        assert found == expected
+        kinds = Batch, graphs.batch
+        eager, compiled = (decode(model, method, requests, eos_id=2, pad_id=0, kind=kind) for kind in kinds)
+        assert compiled == eager
     assert len(graphs) >= 2

@@ -29,7 +29,7 @@ from marsbench.training.records import TrainingRecord
 from marsbench.training.stages import STAGES, MarsVariant, recipe
 from marsbench.training.trainer import _StageTrainer, rate_in_cycle, train
 
-# From one start: what differs from `mars` by its parent alone is left out.
+# Without the stages that differ from `mars` only by their parent.
 MARS_STAGES = [
     name for name, stage in STAGES.items() if stage.objective == "mars" and stage.parent == "ar_sft" and not stage.draft
 ]
@@ -54,15 +54,15 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record(folder: Path) -> TrainingRecord:
-    found = records.finished(folder)
-    assert found is not None
-    return found
+    finished = records.finished(folder)
+    assert finished is not None
+    return finished
 
 
 def test_every_stage_has_a_key_of_its_own() -> None:
-    """Guards against a variant that is taken for another stage's checkpoint, and a `mars` that is not the released."""
+    """Guards against a variant taken for another stage's checkpoint, and a `mars` other than the released one."""
     recipes = [asdict(recipe(MICRO, stage)) | {"stage": ""} for stage in MARS_STAGES]
-    assert all(recipes.count(one) == 1 for one in recipes)
+    assert all(recipes.count(stage) == 1 for stage in recipes)
     assert len({recipe(MICRO, stage).key for stage in STAGES}) == len(STAGES)
     assert STAGES["mars"].variant == STAGES["mars_no_sft"].variant == STAGES["draft_mars"].variant == MarsVariant()
 
@@ -77,16 +77,16 @@ def test_every_mars_stage_trains_in_its_own_way(start: Path, tmp_path: Path) -> 
 def test_random_weights_are_the_same_after_a_resumption(start: Path, tmp_path: Path) -> None:
     """Guards against sequences whose weights are drawn anew when an interrupted training goes on."""
     stage = "mars_no_sft_released"
-    whole = record(trained(stage, tmp_path / "whole", start))
+    undisturbed = record(trained(stage, tmp_path / "whole", start))
     with pytest.raises(KeyboardInterrupt):
         trained(stage, tmp_path / "killed", start, until=4)
     assert list((tmp_path / "killed").glob("*.partial/checkpoint-3"))
     resumed = record(trained(stage, tmp_path / "killed", start))
-    assert (resumed.losses, resumed.weights) == (whole.losses, whole.weights)
+    assert (resumed.losses, resumed.weights) == (undisturbed.losses, undisturbed.weights)
 
 
 def test_timestep_weights_are_those_of_uniform_timesteps() -> None:
-    """Guards against weights of another law or seed, the same in every pass, or mixed up in a batch."""
+    """Guards against weights of another law or seed, equal in every pass, or mixed up in a batch."""
     weights = torch.tensor(timestep_weights(20_000, seed=0))
     timesteps = 1 / weights
     assert timesteps.min() >= 1e-3 and timesteps.max() <= 1
@@ -101,7 +101,7 @@ def test_timestep_weights_are_those_of_uniform_timesteps() -> None:
 
 @pytest.mark.parametrize(("block_size", "filled"), [(4, [5, 6, 7, 8, 9, 2, 2, 2]), (None, [5, 6, 7, 8, 9, 0])])
 def test_only_whole_blocks_are_filled_with_eos(block_size: int | None, filled: list[int]) -> None:
-    """Guards against EOS learned where it was to be left out, and padding learned as if it were EOS."""
+    """Guards against EOS learned where it should be left out, and padding learned as EOS."""
     short, long = [5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 10]
     batch = Collator(0, 2, block_size)([{"input_ids": ids, "labels": [-100, -100, *ids[2:]]} for ids in (short, long)])
     assert batch["input_ids"][0].tolist() == filled
@@ -109,7 +109,7 @@ def test_only_whole_blocks_are_filled_with_eos(block_size: int | None, filled: l
 
 
 def test_memory_of_a_step_counts_what_the_backward_pass_needs() -> None:
-    """Guards against storages counted twice or freed in between, weights as activations, memory that stays behind."""
+    """Guards against storages counted twice or freed in between, weights counted as activations, memory that leaks."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
 
     def loss(inputs: torch.Tensor) -> torch.Tensor:
@@ -123,7 +123,7 @@ def test_memory_of_a_step_counts_what_the_backward_pass_needs() -> None:
 
     def tensors() -> int:
         gc.collect()
-        return sum(type(one) is torch.Tensor for one in gc.get_objects())
+        return sum(type(held) is torch.Tensor for held in gc.get_objects())
 
     before = tensors()
     for _ in range(3):
@@ -132,7 +132,7 @@ def test_memory_of_a_step_counts_what_the_backward_pass_needs() -> None:
 
 
 def test_the_rate_rises_stays_and_falls_in_every_cycle() -> None:
-    """Guards against a rate that falls once at the end or misses its peak, and moments of the last cycle's end."""
+    """Guards against a rate that falls only at the end or misses its peak, and moments kept from the last cycle."""
     for begun in (0, 12_000, 24_000):
         rates = [rate_in_cycle(begun + step, 12_000) for step in (0, 150, 300, 9_600, 10_800, 11_999)]
         assert rates == pytest.approx([0, 0.5, 1, 1, 0.5, 1 / 2_400])
@@ -186,29 +186,29 @@ def four_rows() -> Batch:
 
 
 def test_pieces_hold_all_rows_in_order_and_no_more_than_fits() -> None:
-    """Guards against rows lost, met twice or out of order, labels cut off, and padding that takes the room."""
-    whole = four_rows()
-    assert row_sizes(whole["labels"], noisy=True).tolist() == [9 + 6, 13 + 8, 14 + 9, 21 + 13]
-    cut = pieces(whole, 45, noisy=True)
+    """Guards against rows lost, repeated or out of order, labels cut off, and padding that fills the memory."""
+    rows = four_rows()
+    assert row_sizes(rows["labels"], noisy=True).tolist() == [9 + 6, 13 + 8, 14 + 9, 21 + 13]
+    cut = pieces(rows, 45, noisy=True)
     assert [tuple(piece["labels"].shape) for piece in cut] == [(2, 13), (1, 14), (1, 21)]
-    assert torch.equal(torch.cat([piece["weight"] for piece in cut]), whole["weight"])
+    assert torch.equal(torch.cat([piece["weight"] for piece in cut]), rows["weight"])
     learned = [piece["labels"][piece["labels"] != IGNORED] for piece in cut]
-    assert torch.equal(torch.cat(learned), whole["labels"][whole["labels"] != IGNORED])
-    assert [len(piece["labels"]) for piece in pieces(whole, 1, noisy=True)] == [1, 1, 1, 1], "a row must go somehow"
-    assert [len(piece["labels"]) for piece in pieces(whole, 10_000, noisy=True)] == [4]
+    assert torch.equal(torch.cat(learned), rows["labels"][rows["labels"] != IGNORED])
+    assert [len(piece["labels"]) for piece in pieces(rows, 1, noisy=True)] == [1, 1, 1, 1], "a row is never cut"
+    assert [len(piece["labels"]) for piece in pieces(rows, 10_000, noisy=True)] == [4]
 
 
 @pytest.mark.parametrize("name", ["ar", "mars", "mars weighed, as the paper aligns it", "gated"])
 def test_pieces_teach_what_the_whole_batch_does(name: str, golden_models: Models) -> None:
-    """Guards against a piece that counts for more than its rows, a loss that sees what was cut, and other draws."""
-    model, whole = copy.deepcopy(golden_models["mars"]).train(), four_rows()
-    weight = whole.pop("weight")
+    """Guards against a piece that counts for more than its rows, a loss that sees other pieces, and other draws."""
+    model, rows = copy.deepcopy(golden_models["mars"]).train(), four_rows()
+    weight = rows.pop("weight")
     learner: torch.nn.Module = model
     if name == "gated":
         learner = GatedAdapter(model.requires_grad_(False), 2)
         torch.nn.init.normal_(learner.ups[0])  # type: ignore[arg-type]
     if "weighed" in name:
-        whole["weight"] = weight
+        rows["weight"] = weight
 
     def loss(part: Batch) -> Tensor:
         if name == "ar":
@@ -222,19 +222,19 @@ def test_pieces_teach_what_the_whole_batch_does(name: str, golden_models: Models
         learner.zero_grad()
         torch.manual_seed(7)
         losses = [loss(part) * (len(part["labels"]) / 4) for part in parts]
-        for one in losses:
-            one.backward()  # type: ignore[no-untyped-call]
-        return sum(one.item() for one in losses), [p.grad.clone() for p in learner.parameters() if p.grad is not None]
+        total = torch.stack(losses).sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        return total.item(), [p.grad.clone() for p in learner.parameters() if p.grad is not None]
 
-    at_once, gradients = learned([whole])
-    in_pieces, found = learned(pieces(whole, 45, noisy=name != "ar"))
+    at_once, expected = learned([rows])
+    in_pieces, gradients = learned(pieces(rows, 45, noisy=name != "ar"))
     assert in_pieces == pytest.approx(at_once, rel=1e-5)
-    assert len(gradients) > 2
-    torch.testing.assert_close(found, gradients, atol=1e-5, rtol=1e-3)
+    assert len(expected) > 2
+    torch.testing.assert_close(gradients, expected, atol=1e-5, rtol=1e-3)
 
 
 def test_what_fits_is_measured(golden_models: Models, scale: Preset, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against more at once than there is room for, a limit that nobody heeds, and numbers drawn on the way."""
+    """Guards against more at once than there is memory for, a limit without effect, and a changed random state."""
     model = copy.deepcopy(golden_models["ar"]).train()
     monkeypatch.setattr("marsbench.training.memory.resident", lambda: 2 * GIB)
 
@@ -244,7 +244,7 @@ def test_what_fits_is_measured(golden_models: Models, scale: Preset, monkeypatch
     def fits(free: int, limit: int | None) -> int:
         fitting.limit = limit
         monkeypatch.setattr("marsbench.training.memory.at_hand", lambda _: free)
-        loss = lambda **given: ar_loss(model, **given)  # noqa: E731
+        loss = lambda **batch: ar_loss(model, **batch)  # noqa: E731
         return fitting.room(loss, [*model.parameters()])
 
     before = torch.get_rng_state()
@@ -257,43 +257,43 @@ def test_what_fits_is_measured(golden_models: Models, scale: Preset, monkeypatch
     assert fits(64 * GIB, 2 * GIB) == 1, "without room, one row at a time"
 
 
-def keeping(told: Connection) -> None:
-    """Frees 400 MiB below a tensor that lives; tells what is gone at once, and once it is given back."""
+def keeping(pipe: Connection) -> None:
+    """Frees 400 MiB below a tensor that lives; sends how much goes at once, and when it is given back."""
     memory.keep_freed_memory()
     tensors = [torch.ones(2**20) for _ in range(100)]
     last, full = tensors[-1], memory.resident()
     del tensors
     kept = memory.resident()
     memory.give_back_freed_memory()
-    told.send((full - kept, kept - memory.resident(), float(last.sum())))
+    pipe.send((full - kept, kept - memory.resident(), float(last.sum())))
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator keeps what it likes")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator has rules of its own")
 def test_freed_memory_is_kept_until_it_is_given_back() -> None:
-    """Guards against a process that grows from step to step by gaps that no tensor fits in, below one that lives."""
-    heard, told = FORKED.Pipe(duplex=False)
-    FORKED.Process(target=keeping, args=(told,)).start()
-    told.close()
-    gone, given_back, whole = heard.recv()
-    assert gone < 100 * 2**20 < 300 * 2**20 < given_back and whole == 2**20
+    """Guards against a process that grows at each step, by freed gaps below a tensor that lives."""
+    receiver, sender = FORKED.Pipe(duplex=False)
+    FORKED.Process(target=keeping, args=(sender,)).start()
+    sender.close()
+    gone, given_back, last = receiver.recv()
+    assert gone < 100 * 2**20 < 300 * 2**20 < given_back and last == 2**20
 
 
 @pytest.mark.parametrize(("held", "times"), [(4, 0), (7, 1)])
 def test_a_process_near_its_limit_makes_room(
     held: float, times: int, scale: Preset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a limit that only the first step keeps to, and memory fetched anew in every step."""
-    given: list[None] = []
+    """Guards against a limit that only the first step keeps to, and memory allocated anew in every step."""
+    calls: list[None] = []
     monkeypatch.setattr(memory, "resident", lambda: int(held * GIB))
-    monkeypatch.setattr(memory, "give_back_freed_memory", lambda: given.append(None))
+    monkeypatch.setattr(memory, "give_back_freed_memory", lambda: calls.append(None))
     fitting = Fitting(recipe(scale, "base_mars"), CPU)
     fitting.limit = 8 * GIB
     fitting.make_room()
-    assert len(given) == times
+    assert len(calls) == times
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:
-    """Guards against the memory of a whole machine, of which a container may take a part."""
+    """Guards against a limit read from the computer, where a container may take only a part."""
     for name, text in {"max": "1000\n", "current": "700", "stat": "file 9\ninactive_file 50"}.items():
         (tmp_path / f"memory.{name}").write_text(text)
     assert memory._left_in_container(tmp_path) == 350
@@ -318,26 +318,26 @@ def test_a_training_in_pieces_learns_the_same_and_resumes_so(
     for most in (10_000, 150, None):
         monkeypatch.setattr(Fitting, "room", lambda *_, most=most, **__: most)
         monkeypatch.setattr(trainer, "at_hand", lambda _, most=most: most)
-        found = record(trained("mars", tmp_path / str(most), None, scale))
-        assert found.steps == 8 and found.provenance.get("entries_at_once") == most
-        curves[most] = found.losses
+        finished = record(trained("mars", tmp_path / str(most), None, scale))
+        assert finished.steps == 8 and finished.provenance.get("entries_at_once") == most
+        curves[most] = finished.losses
     assert curves[150] == pytest.approx(curves[10_000], rel=1e-2)  # bf16, where the CPU has it
     assert curves[None] == pytest.approx(curves[10_000], rel=1e-2)
     monkeypatch.undo()
     monkeypatch.setattr(Fitting, "room", lambda *_, **__: 150)
-    whole = record(trained("mars", tmp_path / "whole", None, scale))
+    undisturbed = record(trained("mars", tmp_path / "whole", None, scale))
     with pytest.raises(KeyboardInterrupt):
         trained("mars", tmp_path / "cut", None, scale, until=5)
     (state,) = (tmp_path / "cut").glob("*.partial/checkpoint-4/resumable.json")
     assert json.loads(state.read_text())["entries_at_once"] == 150
     monkeypatch.setattr(Fitting, "room", lambda *_, **__: 10_000)
     resumed = record(trained("mars", tmp_path / "cut", None, scale))
-    assert (resumed.weights, resumed.losses) == (whole.weights, whole.losses)
+    assert (resumed.weights, resumed.losses) == (undisturbed.weights, undisturbed.losses)
 
 
 def test_the_speed_of_a_training_is_that_of_its_own_steps(scale: Preset) -> None:
     """Guards against steps that are counted but not timed, tokens of other steps, and a peak without the training."""
-    found = training_speed(recipe(scale, training_speed_module.STAGES[0]), steps=2)
-    assert found.stage == "ar_sft" and len(found.tokens) == len(found.seconds) == 2
-    assert all(count >= 6 * 20 for count in found.tokens) and all(took > 0 for took in found.seconds)
-    assert found.peak_bytes is None or found.peak_bytes > GIB / 8
+    speed = training_speed(recipe(scale, training_speed_module.STAGES[0]), steps=2)
+    assert speed.stage == "ar_sft" and len(speed.tokens) == len(speed.seconds) == 2
+    assert all(count >= 6 * 20 for count in speed.tokens) and all(took > 0 for took in speed.seconds)
+    assert speed.peak_bytes is None or speed.peak_bytes > GIB / 8
