@@ -1,4 +1,4 @@
-"""What a checkpoint's settings of generation do to decoding: nothing; they stay as they are, and are said."""
+"""A checkpoint's generation settings: they do not change decoding, stay as they are, and are reported."""
 
 import copy
 import io
@@ -31,7 +31,7 @@ from marsbench.training.checkpoints import Loaded, load
 
 EOS, PAD = 2, 0
 PROMPTS = [[5, 6, 7, 5, 6], [9, 8, 7], [4]]
-# One of each kind: what changes logits, what keeps EOS away, what ends early, what chooses another loop or cache.
+# Settings that change logits, that suppress EOS, that end early, that choose another loop or cache.
 SETTINGS: dict[str, dict[str, Any]] = {
     "repetition penalty": {"repetition_penalty": 1.5}, "n-grams": {"no_repeat_ngram_size": 2},
     "least length": {"min_new_tokens": 12}, "suppressed": {"suppress_tokens": list(range(3, 20))},
@@ -44,23 +44,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def tiny(seed: int) -> PreTrainedModel:
-    """A random model that says few different tokens, so that penalties show."""
+    """A random model that repeats few tokens, so that penalties show."""
     more = {"intermediate_size": 32, "num_key_value_heads": 2, "initializer_range": 0.02}
     return tools.llama(seed, **tools.SMALLEST | more)
 
 
 @pytest.fixture
 def models() -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A target and its draft, nobody else's."""
+    """A target and its draft, new for each test."""
     return tiny(0), tiny(1)
 
 
 def tokens(model: PreTrainedModel, name: str, draft: PreTrainedModel) -> list[list[int]]:
-    """What a method writes after each prompt, alone."""
+    """The tokens of a method after each prompt, one prompt at a time."""
     method = build_method(name, Options(draft=draft))
     requests = [Request(prompt, 16) for prompt in PROMPTS]
-    found = decode(model, method, requests, eos_id=EOS, pad_id=PAD, batch_size=1)
-    return [one.tokens for one in found]
+    generations = decode(model, method, requests, eos_id=EOS, pad_id=PAD, batch_size=1)
+    return [generation.tokens for generation in generations]
 
 
 def ask(model: PreTrainedModel, settings: dict[str, Any]) -> GenerationConfig:
@@ -74,18 +74,18 @@ def ask(model: PreTrainedModel, settings: dict[str, Any]) -> GenerationConfig:
 def test_greedy_is_greedy_whatever_the_checkpoint_asks_for(
     method: str, kind: str, models: tuple[PreTrainedModel, PreTrainedModel]
 ) -> None:
-    """Guards against a baseline that decodes by the checkpoint's generation_config, so something else than `ar`."""
+    """Guards against a baseline that decodes by the checkpoint's generation_config, and not greedily as `ar`."""
     target, draft = models
     plain = tokens(target, "ar", draft)
     kept = [ask(model, SETTINGS[kind]) for model in models]
     before = copy.deepcopy([config.to_dict() for config in kept])
     assert tokens(target, method, draft) == plain
     assert all(model.generation_config is config for model, config in zip(models, kept, strict=True))
-    assert [config.to_dict() for config in kept] == before, "a setting was written into the checkpoint's own"
+    assert [config.to_dict() for config in kept] == before, "a setting was written into the checkpoint's config"
 
 
 def test_these_settings_would_have_changed_the_tokens(models: tuple[PreTrainedModel, PreTrainedModel]) -> None:
-    """Guards the test above against models to which a penalty makes no difference."""
+    """Guards against models that no penalty changes, for which the test above checks nothing."""
     target, draft = models
     ids = torch.tensor([PROMPTS[0]])
     plain = tokens(target, "ar", draft)[0]
@@ -97,7 +97,7 @@ def test_these_settings_would_have_changed_the_tokens(models: tuple[PreTrainedMo
 def test_the_settings_are_put_back(
     models: tuple[PreTrainedModel, PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against settings put back in the wrong order where target and draft are one, or after an error."""
+    """Guards against settings restored in the wrong order where a model drafts for itself, or lost after an error."""
     target, _ = models
     plain, kept = tokens(target, "ar", target), ask(target, {"repetition_penalty": 1.5})
     assert tokens(target, "hf-assisted", target) == plain
@@ -111,7 +111,7 @@ def test_the_settings_are_put_back(
 
 
 def test_what_is_left_out_is_said() -> None:
-    """Guards against settings that vanish silently, and a remark on those that change nothing."""
+    """Guards against settings that vanish silently, and a remark on settings without effect."""
     model = tiny(0)
     ask(model, {**SETTINGS["Qwen2.5"], "suppress_tokens": [7], "min_length": 0, "num_beams": 1, "max_new_tokens": 9})
     assert "asks for repetition_penalty 1.1, suppress_tokens;" in left_out_in_words("DIR", model)
@@ -122,26 +122,26 @@ def test_what_is_left_out_is_said() -> None:
 def test_a_run_says_once_what_it_leaves_out(
     micro_checkpoints: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Guards against a checkpoint's settings that no run mentions, or that each of its cells mentions again."""
-    said = io.StringIO()
+    """Guards against settings of a checkpoint that a run does not report, or that each of its cells reports again."""
+    log = io.StringIO()
     run = Run(preset("micro"), Workspace(micro_checkpoints.parent.parent.parent, "micro"), reporter=Reporter())
-    monkeypatch.setattr(run.reporter, "_console", Console(file=said))
+    monkeypatch.setattr(run.reporter, "_console", Console(file=log))
     asks = "it asks for repetition_penalty 1.1"
     monkeypatch.setattr("marsbench.answering.left_out_in_words", lambda name, model: asks)
     for _ in range(2):
         Checkpoints(run).load(TrainedStage.of("mars"))
-    assert said.getvalue().count("repetition_penalty 1.1") == 1
+    assert log.getvalue().count("repetition_penalty 1.1") == 1
 
 
 def test_decode_says_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a user's checkpoint whose repetition penalty is left out without a word."""
+    """Guards against a user's checkpoint whose repetition penalty is silently left out."""
     shutil.copytree(GOLDEN / "ar", tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").write_text('{"repetition_penalty": 1.1}')
     (tmp_path / "prompts.jsonl").write_text('{"prompt_ids": [5, 6]}\n')
-    given = ["--model", "model", "--prompt-ids", "prompts.jsonl", "--out", "out.jsonl", "--method", "ar"]
+    arguments = ["--model", "model", "--prompt-ids", "prompts.jsonl", "--out", "out.jsonl", "--method", "ar"]
     ids = ["--max-new-tokens", "2", "--eos-id", "2", "--pad-id", "0"]
     monkeypatch.chdir(tmp_path)
-    result = invoke("decode", *given, *ids)
+    result = invoke("decode", *arguments, *ids)
     assert result.stderr.count("repetition_penalty 1.1") == 1, result.stderr
 
 
@@ -155,25 +155,25 @@ def test_every_eos_of_a_checkpoint_counts(micro_checkpoints: Path, tmp_path: Pat
         return load(str(folder))
 
     loaded = load(str(folder))
-    (one,) = decode(loaded.model, build_method("ar", Options()), [Request([5, 6, 7], 24)], eos_id=-1, pad_id=PAD)
-    first, second, pad = loaded.tokenizer.eos_token_id, one.tokens[6], loaded.tokenizer.pad_token_id
-    expected, loaded = one.tokens[: one.tokens.index(second)], name_ends(first, second)
+    (uncut,) = decode(loaded.model, build_method("ar", Options()), [Request([5, 6, 7], 24)], eos_id=-1, pad_id=PAD)
+    first, second, pad = loaded.tokenizer.eos_token_id, uncut.tokens[6], loaded.tokenizer.pad_token_id
+    expected, loaded = uncut.tokens[: uncut.tokens.index(second)], name_ends(first, second)
     assert default_ids(loaded) == ([first, second], pad) and default_ids(loaded, 7, 8) == ([7], 8)
     loaded.model.generation_config.eos_token_id = second
     assert default_ids(loaded) == ([first, second], pad)
     (tmp_path / "in.jsonl").write_text(json.dumps({"prompt_ids": [5, 6, 7]}))
     place = ["--model", str(folder), "--prompt-ids", str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl")]
     invoke("decode", *place, "--method", "ar", "--max-new-tokens", "24")
-    found = json.loads((tmp_path / "out.jsonl").read_text())
-    assert (found["tokens"], found["finish"]) == (expected, "eos")
+    row = json.loads((tmp_path / "out.jsonl").read_text())
+    assert (row["tokens"], row["finish"]) == (expected, "eos")
     log = Log(_start(Settings(str(folder), max_rows=1))[0])
     log.engine.submit(job(0, [5, 6, 7], 24))
     log.run()
     assert (log.tokens[0], log.ended[0].finish) == (expected, "eos")
     name_ends(*range(loaded.model.config.vocab_size))
-    asked = ["--benchmark", "mini_gsm8k", "--checkpoint", str(folder), "--method", "ar", "--limit", "3", "--json"]
-    done = invoke("eval", *asked, "--scale", "micro", "--output", str(tmp_path))
+    arguments = ["--benchmark", "mini_gsm8k", "--checkpoint", str(folder), "--method", "ar", "--limit", "3", "--json"]
+    done = invoke("eval", *arguments, "--scale", "micro", "--output", str(tmp_path))
     (row,) = json.loads(done.stdout)
     assert row["tokens_per_forward"] == 1 and row["cut_answers"] == 0
     answers = [json.loads(line) for line in Path(row["answers"]).read_text().splitlines()]
-    assert [(one["emitted"], one["response"]) for one in answers] == [(1, "")] * 3
+    assert [(answer["emitted"], answer["response"]) for answer in answers] == [(1, "")] * 3

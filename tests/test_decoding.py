@@ -1,4 +1,4 @@
-"""The decode loop and every method in it, held to the golden vectors and to their contracts."""
+"""The decode loop and every method in it, against the golden vectors and their contracts."""
 
 import copy
 from typing import Any
@@ -43,7 +43,7 @@ def run(
 
 
 def companions(models: Models, hidden_size: int) -> dict[str, Any]:
-    """A draft model and Medusa heads for a target; both guess badly, which is where mistakes show."""
+    """A draft model and Medusa heads for a target; both guess badly, so that mistakes show."""
     torch.manual_seed(1)
     heads = MedusaHeads(hidden_size)
     for parameter in heads.parameters():
@@ -85,7 +85,7 @@ def test_golden_decodings(
 def test_the_block_cache_spends_no_more_forwards_than_the_authors(
     index: int, golden: dict[str, Any], golden_models: Models
 ) -> None:
-    """Guards against a forward of its own for what the next block's first forward can carry."""
+    """Guards against an extra forward for tokens that the next block's first forward can carry."""
     recorded = golden["decoding"][index]
     generations = run(
         golden_models["mars"], "mars-block-cache", golden["prompts"], limit=golden["max_new_tokens"],
@@ -97,13 +97,13 @@ def test_the_block_cache_spends_no_more_forwards_than_the_authors(
 
 
 def test_a_cycle_of_two_forwards_drafts_and_verifies(golden: dict[str, Any], golden_models: Models) -> None:
-    """Guards against masks forwarded behind drafts, drafts that nobody verifies, a token that waits for a forward."""
+    """Guards against masks forwarded behind drafts, drafts that are not verified, a token that waits for a forward."""
     for prompt in golden["prompts"][:8]:
         meter = Meter()
-        (found,) = run(golden_models["mars"], "uno", [prompt], limit=41, meter=meter)
-        first, second = found.accepted[::2], found.accepted[1::2]
+        (generation,) = run(golden_models["mars"], "uno", [prompt], limit=41, meter=meter)
+        first, second = generation.accepted[::2], generation.accepted[1::2]
         assert {*first} == {1} and max(second) > 1
-        assert sum(found.accepted) == len(found.tokens) + (found.finish == "eos")
+        assert sum(generation.accepted) == len(generation.tokens) + (generation.finish == "eos")
         assert meter.positions <= 4 * meter.forwards, "W positions a forward, fewer only at the end"
         assert meter.positions >= 4 * (meter.forwards - 2)
 
@@ -111,7 +111,7 @@ def test_a_cycle_of_two_forwards_drafts_and_verifies(golden: dict[str, Any], gol
 # ---- every method against its contract ----------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def random_models() -> Models:
-    """Untrained models: their outputs end early, late or never, and nothing about them is smooth."""
+    """Untrained models: their outputs end early, late or never, and vary without a pattern."""
     models: Models = {
         "qwen2": tools.qwen2(),
         "llama": tools.llama(None),
@@ -130,7 +130,7 @@ CHOICES: dict[str, Any] = {
     "metric": st.sampled_from(["probability", "margin"]), "groups": st.sampled_from([None, 1, 2]),
     "shifted": st.booleans(),
 }  # fmt: skip
-OPTIONS = st.fixed_dictionaries(CHOICES).map(lambda one: one if one["layout"] == "groups" else one | {"groups": None})
+OPTIONS = st.fixed_dictionaries(CHOICES).map(lambda own: own if own["layout"] == "groups" else own | {"groups": None})
 
 
 @pytest.mark.parametrize("method", [name for name, info in METHODS.items() if not info.package])
@@ -178,16 +178,16 @@ def test_every_method_keeps_the_contract(
 
 @pytest.mark.parametrize("method", ["ar", "mars", "hf-generate"])
 def test_a_stop_sequence_ends_the_output(method: str, golden: dict[str, Any], golden_models: Models) -> None:
-    """Guards against one that is not seen where it began in an earlier forward, or ends another row."""
+    """Guards against a sequence that is missed where it began in an earlier forward, or ends another row."""
     model, prompts = golden_models["mars"], golden["prompts"][:6]
     bar = 0.3 if METHODS[method].takes_threshold else None
-    whole, chosen = run(model, method, prompts, limit=24, threshold=bar), build_method(method, Options(mask_id=MASK))
-    for start in (0, 3, 8):
-        stop = whole[0].tokens[start : start + 2]
+    plain = [generation.tokens for generation in run(model, method, prompts, limit=24, threshold=bar)]
+    chosen = build_method(method, Options(mask_id=MASK))
+    for stop in (plain[0][start : start + 2] for start in (0, 3, 8)):
         requests = [Request(prompt, 24, bar, stop=[[PAD], stop]) for prompt in prompts]
-        for alone, found in zip(whole, decode(model, chosen, requests, eos_id=EOS, pad_id=PAD), strict=True):
-            ends = [at for at in range(2, len(alone.tokens) + 1) if alone.tokens[at - 2 : at] == stop]
-            assert found.tokens == alone.tokens[: min(ends, default=24)] and (found.finish == "stop") == bool(ends)
+        for tokens, row in zip(plain, decode(model, chosen, requests, eos_id=EOS, pad_id=PAD), strict=True):
+            ends = [at for at in range(2, len(tokens) + 1) if tokens[at - 2 : at] == stop]
+            assert row.tokens == tokens[: min(ends, default=24)] and (row.finish == "stop") == bool(ends)
 
 
 @pytest.mark.parametrize("method", [name for name, info in METHODS.items() if not info.own_loop])
@@ -223,13 +223,13 @@ def test_one_token_mode_equals_ar(method: str, golden: dict[str, Any], golden_mo
     """Guards against masks that change candidate 0, which must be the AR prediction."""
     prompts, model = golden["prompts"], golden_models["mars"]
     assert run(model, method, prompts) == run(model, "ar", prompts)
-    # A threshold that nothing but the first candidate passes takes the other path, with masks, to the same end.
+    # A threshold that only the first candidate passes takes the path with masks, and gives the same tokens.
     assert [g.tokens for g in run(model, method, prompts, threshold=0.0, metric="entropy")] == [
         g.tokens for g in run(model, "ar", prompts)
     ]
 
 
-# ---- drafts are what they should be: a bad draft never shows in the output ------------------------------------------
+# ---- drafts: a bad draft never shows in the output ------------------------------------------------------------------
 @torch.inference_mode()
 @pytest.mark.parametrize(("layout", "rows", "readings"), [("groups", 1, 1), ("linear", 1, 1), ("groups", 8, 2)])
 def test_a_forward_of_few_entries_reads_the_lm_head_once(
@@ -249,7 +249,7 @@ def test_a_forward_of_few_entries_reads_the_lm_head_once(
 
 
 def test_the_groups_that_stand_are_where_drafts_likeliest_end() -> None:
-    """Guards against groups behind drafts that nobody doubts, and a chance that forgets the drafts before."""
+    """Guards against groups behind drafts that are sure, and a chance that ignores the drafts before."""
     sure = torch.tensor([[0.9, 0.5, 0.9], [0.1, 0.9, 0.9], [0.99, 0.99, 0.99], [0.5, 0.2, 0.9]])
     # Ends behind drafts 0 to 3: .1 .45 .045 .405; .9 .01 .009 .081; .01 .0099 .0098 .97; one draft: .5 .5 0 0.
     bits = _likeliest(sure, torch.tensor([3, 3, 3, 1]), 2)
@@ -259,16 +259,16 @@ def test_the_groups_that_stand_are_where_drafts_likeliest_end() -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 8])
 def test_fewer_groups_cost_fewer_positions(batch_size: int, golden: dict[str, Any], golden_models: Models) -> None:
-    """Guards against groups that are left out and computed all the same, or left out where the drafts end."""
-    model, found = golden_models["mars"], {}
+    """Guards against groups that are left out but still computed, or left out where the drafts end."""
+    model, costs = golden_models["mars"], {}
     for groups in (None, 4, 2, 1):
         meter = Meter()
         answers = run(model, "mars-verified", golden["prompts"][:8], batch_size=batch_size, meter=meter, groups=groups)
-        assert [one.tokens for one in answers] == [one.tokens for one in run(model, "ar", golden["prompts"][:8])]
-        found[groups] = sum(one.forwards for one in answers), meter.positions
-    assert found[None] == found[4]
-    assert found[4][0] < found[2][0] < found[1][0], "forwards"
-    each = [positions / forwards for forwards, positions in found.values()]
+        assert [g.tokens for g in answers] == [g.tokens for g in run(model, "ar", golden["prompts"][:8])]
+        costs[groups] = sum(g.forwards for g in answers), meter.positions
+    assert costs[None] == costs[4]
+    assert costs[4][0] < costs[2][0] < costs[1][0], "forwards"
+    each = [positions / forwards for forwards, positions in costs.values()]
     assert each[1] > each[2] > each[3]
 
 
@@ -278,23 +278,23 @@ def test_fewer_groups_cost_fewer_positions(batch_size: int, golden: dict[str, An
 def test_block_diffusion_by_whole_forwards(
     shifted: bool, prompt: list[int], limit: int, block: int, random_models: Models
 ) -> None:
-    """Guards against a token that is read from a wrong place, or from a cache that is not what a forward would see."""
+    """Guards against a token that is read from a wrong place, or from a cache other than a full forward's."""
     model, end = random_models["qwen2"], len(prompt) + limit
     tokens: list[int | None] = [*prompt, *[None] * limit]
     while None in tokens:
         start = tokens.index(None) // block * block
-        shown = torch.tensor([[MASK if one is None else one for one in (tokens + [None] * block)[: start + block]]])
+        shown = torch.tensor([[MASK if slot is None else slot for slot in (tokens + [None] * block)[: start + block]]])
         of = torch.arange(start + block) // block
         hidden = torch.zeros(1, 1, len(of), len(of)).masked_fill(of > of.unsqueeze(1), -torch.inf)
         with torch.no_grad():
             logits = model(input_ids=shown, attention_mask=hidden).logits[0]
         places = [place for place in range(start, min(start + block, end)) if tokens[place] is None]
-        said = {place: logits[place - shifted].softmax(0).max(0) for place in places}
-        best = max(places, key=lambda place: float(said[place].values))
-        tokens[best] = int(said[best].indices)
+        likeliest = {place: logits[place - shifted].softmax(0).max(0) for place in places}
+        best = max(places, key=lambda place: float(likeliest[place].values))
+        tokens[best] = int(likeliest[best].indices)
     expected = tokens[len(prompt) :]
-    (found,) = run(model, "block-diffusion", [prompt], limit=limit, window=block, shifted=shifted)
-    assert found.tokens == expected[: expected.index(EOS) if EOS in expected else limit]
+    (generation,) = run(model, "block-diffusion", [prompt], limit=limit, window=block, shifted=shifted)
+    assert generation.tokens == expected[: expected.index(EOS) if EOS in expected else limit]
 
 
 @torch.inference_mode()
@@ -322,7 +322,7 @@ def test_medusa_accepts_what_the_heads_name(width: int, golden: dict[str, Any], 
 
 
 def test_a_perfect_draft_is_always_accepted(golden: dict[str, Any], golden_models: Models) -> None:
-    """Guards against a draft cache that goes out of step with the target: the model drafts for itself."""
+    """Guards against a draft cache that falls behind the target: here the model drafts for itself."""
     model = golden_models["mars"]
     for name in ("speculative", "hf-assisted"):
         for generation in run(model, name, golden["prompts"][:6], draft=model, draft_length=3):
@@ -346,7 +346,7 @@ def test_rows_may_carry_different_options(golden: dict[str, Any], golden_models:
 
 
 def test_the_cache_holds_live_tokens_and_the_meter_counts(golden: dict[str, Any], golden_models: Models) -> None:
-    """Guards against a cache sized by limits, windows or rows that are gone, and positions miscounted."""
+    """Guards against a cache sized by limits, windows or finished rows, and positions miscounted."""
     model, prompts = golden_models["mars"], [golden["prompts"][0]] * 4
     held = {}
     for limit in (40, 180):
@@ -388,16 +388,16 @@ def test_confidence_and_runs_by_hand() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_sum_of_exponentials_decides_as_a_softmax_does(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a GPU that accepts otherwise, since a softmax over its vocabulary would take too long there."""
+    """Guards against a GPU that accepts other tokens: there, sums replace a softmax that would take too long."""
     torch.manual_seed(0)
     logits = (torch.randn(4, 5, 3000) * 4).to(dtype)
     logits[0, 0, 7] = 300.0
     plain = confidence(logits, "probability")
     monkeypatch.setattr(acceptance, "_by_sums", lambda logits: True)
-    found = confidence(logits, "probability")
-    assert found.dtype == torch.float32 and torch.allclose(found, plain, rtol=1e-5)
+    by_sums = confidence(logits, "probability")
+    assert by_sums.dtype == torch.float32 and torch.allclose(by_sums, plain, rtol=1e-5)
     for tau in (0.3, 0.5, 0.7, 0.95):
-        assert torch.equal(found >= tau, plain >= tau)
+        assert torch.equal(by_sums >= tau, plain >= tau)
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ REQUESTS = [
 
 
 def test_what_is_out_of_range_is_refused(random_models: Models) -> None:
-    """Guards against thresholds that accept all or nothing, windows or batches of nothing, errors from the depths."""
+    """Guards against thresholds that accept all or nothing, empty windows or batches, errors from inside the loop."""
     for threshold, metric in THRESHOLDS:
         with pytest.raises(UserError):
             bar(threshold, metric)  # type: ignore[arg-type]
@@ -427,17 +427,17 @@ def test_what_is_out_of_range_is_refused(random_models: Models) -> None:
     with pytest.raises(UserError, match="unknown method"):
         build_method("magic", Options())
     model, ar = random_models["qwen2"], build_method("ar", Options())
-    for request, said in REQUESTS:
-        with pytest.raises(UserError, match=said):
+    for request, message in REQUESTS:
+        with pytest.raises(UserError, match=message):
             decode(model, ar, [request], eos_id=EOS, pad_id=PAD)
-    for bound, said in {"batch_size": "batch size 0", "prefill_positions": "prefill positions 0"}.items():
-        with pytest.raises(UserError, match=said):
+    for bound, message in {"batch_size": "batch size 0", "prefill_positions": "prefill positions 0"}.items():
+        with pytest.raises(UserError, match=message):
             decode(model, ar, [Request([5])], eos_id=EOS, pad_id=PAD, **{bound: 0})
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_that_cannot_run_say_why(method: str, random_models: Models) -> None:
-    """Guards against masks made of token -1, heads made of nothing, and a threshold that is quietly ignored."""
+    """Guards against masks made of token -1, missing heads, and a threshold that is silently ignored."""
     info = METHODS[method]
     if info.needs:
         with pytest.raises(UserError, match=f"{method}' needs"):

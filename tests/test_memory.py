@@ -1,4 +1,4 @@
-"""What decoding holds on to: caches that follow the rows, nothing there twice, and nothing left when all is done."""
+"""What decoding keeps in memory: caches that follow the rows, nothing twice, and nothing after the last row."""
 
 import gc
 import random
@@ -39,7 +39,7 @@ def draft() -> PreTrainedModel:
 
 
 def a_batch(model: PreTrainedModel, method: str = "ar", **options: Any) -> tuple[Batch, dict[int, Generation]]:
-    """An empty batch whose rows end at their limits alone, and what they will have come to."""
+    """An empty batch whose rows end only at their limits, and their generations."""
     done: dict[int, Generation] = {}
     chosen = build_method(method, Options(mask_id=MASK, **options))
     return Batch(model, chosen, eos_id=-1, pad_id=PAD, on_finished=done.__setitem__), done
@@ -51,38 +51,38 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 
 def cache_bytes(batch: Batch) -> int:
-    """What the model's and the draft model's cache hold."""
+    """The bytes of the model's and the draft model's cache."""
     return batch._place.bytes()
 
 
 def row_bytes(batch: Batch) -> int:
-    """What the rows hold, hidden ends of storages among it."""
+    """The bytes of the rows, with unused parts of storages."""
     assert isinstance(batch._place, Fitted)
     tensors = batch._place.rows.tensors().values() if len(batch) else []
-    return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())
+    return sum({held.untyped_storage().data_ptr(): held.untyped_storage().nbytes() for held in tensors}.values())
 
 
 class Held(TorchFunctionMode):
-    """Notes the most bytes that tensors made in here have held at a time; a large one may be refused."""
+    """Notes the most bytes that tensors made in here have held at a time; it may refuse a tensor."""
 
     def __init__(self, *, refuse: Callable[[Tensor], bool] = lambda tensor: False) -> None:
         super().__init__()
         self.peak = 0
-        self._refuse, self._made = refuse, list[weakref.ref[Tensor]]()
+        self._refuse, self._alive = refuse, list[weakref.ref[Tensor]]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if isinstance(found, Tensor):
-            if self._refuse(found):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            if self._refuse(result):
                 raise MemoryError
-            self._made = [one for one in self._made if one() is not None] + [weakref.ref(found)]
-            stores = [one.untyped_storage() for made in self._made if (one := made()) is not None]
+            self._alive = [held for held in self._alive if held() is not None] + [weakref.ref(result)]
+            stores = [tensor.untyped_storage() for held in self._alive if (tensor := held()) is not None]
             self.peak = max(self.peak, sum({store.data_ptr(): store.nbytes() for store in stores}.values()))
-        return found
+        return result
 
 
 def fill(cache: RaggedCache, rows: int, slots: int) -> None:
-    """Write every slot of so many rows, in each layer another number."""
+    """Write every slot of the rows, in each layer another number."""
     place = torch.arange(slots).expand(rows, slots)
     cache.prepare(place, slots)
     for layer in range(LAYERS):
@@ -92,7 +92,7 @@ def fill(cache: RaggedCache, rows: int, slots: int) -> None:
 
 # ---- the cache ------------------------------------------------------------------------------------------------------
 def test_a_long_visitor_takes_its_memory_along_and_leaves_no_trace(model: PreTrainedModel) -> None:
-    """Guards against slots as many as the longest row ever needed, and rows cut or mixed up as stores shrink."""
+    """Guards against slots for the longest row of the past, and rows cut or mixed up when the cache shrinks."""
     batch, _ = a_batch(model)
     batch.join({row: Request(prompt(20), 200) for row in range(4)})
     batch.step()
@@ -117,7 +117,7 @@ def test_a_long_visitor_takes_its_memory_along_and_leaves_no_trace(model: PreTra
 
 
 def test_visitors_in_turn_have_nothing_copied(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a cache that is made smaller whenever a row leaves and larger whenever one comes."""
+    """Guards against a cache that shrinks whenever a row leaves and grows whenever a row joins."""
     batch, _ = a_batch(model)
     batch.join({row: Request(prompt(20), 190) for row in range(4)})
     batch.join({10: Request(prompt(100), 3)})
@@ -133,7 +133,7 @@ def test_visitors_in_turn_have_nothing_copied(model: PreTrainedModel, monkeypatc
 
 @pytest.mark.parametrize("method", ["ar", "speculative"])
 def test_an_empty_batch_holds_nothing(method: str, model: PreTrainedModel, draft: PreTrainedModel) -> None:
-    """Guards against the last rows' cache that is kept until somebody comes."""
+    """Guards against the last rows' cache that is kept until another row joins."""
     batch, _ = a_batch(model, method, draft=draft)
     batch.join({row: Request(prompt(80), 3 + row) for row in range(3)})
     while len(batch):
@@ -145,7 +145,7 @@ def test_an_empty_batch_holds_nothing(method: str, model: PreTrainedModel, draft
 
 
 def test_caches_are_there_twice_in_one_layer_at_most() -> None:
-    """Guards against all layers there twice when rows grow, and three caches at once when rows join."""
+    """Guards against two copies of all layers when rows grow, and three caches at once when rows join."""
     cache = RaggedCache()
     with torch.inference_mode(), Held() as held:
         fill(cache, 8, 60)
@@ -174,7 +174,7 @@ def test_caches_are_there_twice_in_one_layer_at_most() -> None:
 @pytest.mark.parametrize("allowed", range(0, 4 * LAYERS + 4, 5))
 @pytest.mark.parametrize("when", ["joining", "growing"])
 def test_want_of_memory_leaves_the_rows_as_they_were(when: str, allowed: int, model: PreTrainedModel) -> None:
-    """Guards against layers of different sizes, and newcomers that are half in, when memory runs out on the way."""
+    """Guards against layers of different sizes, and rows that have half joined, when memory runs out."""
     requests = [Request(prompt(50, row), 40) for row in range(3)]
     batch, done = a_batch(model)
     batch.join(dict(enumerate(requests)))
@@ -201,20 +201,20 @@ def test_want_of_memory_leaves_the_rows_as_they_were(when: str, allowed: int, mo
     while len(batch):
         batch.step()
     alone = decode(model, build_method("ar", Options()), requests, eos_id=-1, pad_id=PAD, batch_size=1)
-    assert [done[row].tokens for row in range(3)] == [one.tokens for one in alone]
+    assert [done[row].tokens for row in range(3)] == [generation.tokens for generation in alone]
 
 
 # ---- windows --------------------------------------------------------------------------------------------------------
 @contextmanager
 def tensors_kept() -> Iterator[Callable[[], tuple[int, int]]]:
-    """Asks for tensors, and their bytes, that are there now and were not before."""
+    """Counts the tensors, and their bytes, that are there now and were not before."""
     gc.collect()
-    before = {id(one) for one in gc.get_objects() if issubclass(type(one), Tensor)}
+    before = {id(held) for held in gc.get_objects() if issubclass(type(held), Tensor)}
 
     def kept() -> tuple[int, int]:
         gc.collect()
-        new = [one for one in gc.get_objects() if issubclass(type(one), Tensor) and id(one) not in before]
-        stores = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in new}
+        new = [held for held in gc.get_objects() if issubclass(type(held), Tensor) and id(held) not in before]
+        stores = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in new}
         return len(new), sum(stores.values())
 
     yield kept
@@ -222,7 +222,7 @@ def tensors_kept() -> Iterator[Callable[[], tuple[int, int]]]:
 
 @pytest.mark.parametrize("method", ["mars", "mars-verified"])
 def test_the_windows_of_prompts_are_not_kept(method: str, model: PreTrainedModel) -> None:
-    """Guards against who sees whom in every long prompt that ever came: 2 MiB for each of 1,500 tokens."""
+    """Guards against the attention masks of all long prompts: 2 MiB for each prompt of 1,500 tokens."""
     with tensors_kept() as kept:
         for length in range(900, 912):
             decode(model, build_method(method, Options(mask_id=MASK)), [Request(prompt(length), 3, 0.5)], eos_id=-1,
@@ -231,7 +231,7 @@ def test_the_windows_of_prompts_are_not_kept(method: str, model: PreTrainedModel
 
 
 def test_windows_that_recur_are_kept() -> None:
-    """Guards against the shape of a decoding step that is worked out anew at every step, and a store without end."""
+    """Guards against windows that are computed anew at every step, and a store that grows without end."""
     device = torch.device("cpu")
     assert windows.causal(7, device) is windows.causal(7, device)
     assert windows._groups(17, 5, 2, 3, device)[2] is windows._groups(17, 5, 2, 3, device)[2]
@@ -243,19 +243,18 @@ def test_windows_that_recur_are_kept() -> None:
 
 # ---- all of it ------------------------------------------------------------------------------------------------------
 def test_memory_is_back_when_all_is_done(model: PreTrainedModel, draft: PreTrainedModel) -> None:
-    """Guards against anything that stays behind of requests that come, end, are cancelled, or turned down."""
+    """Guards against memory that is left after requests that end, are cancelled, or are refused."""
     draw = random.Random(0)
-    soak(model, draft, draw, 30)  # what is made once: fused weights, windows of decoding steps
+    soak(model, draft, draw, 30)  # built once: fused weights, windows of decoding steps
     with tensors_kept() as kept:
         soak(model, draft, draw, 200)
         for recurring in window.KEPT:
-            recurring.cache_clear()  # a test of its own holds their size
-        found = kept()
-    assert found == (0, 0)
+            recurring.cache_clear()  # another test checks their size
+        assert kept() == (0, 0)
 
 
 def soak(model: PreTrainedModel, draft: PreTrainedModel, draw: random.Random, requests: int) -> None:
-    """Random requests through a batch of every kind; each must get its end, and the batch be as it began."""
+    """Random requests through a batch of every kind: each must end, and leave the batch empty."""
     for method, share in (("mars", 0.5), ("mars-verified", 0.25), ("speculative", 0.25)):
         batch, done = a_batch(model, method, draft=draft)
         waiting = list(range(int(requests * share)))

@@ -1,4 +1,4 @@
-"""Prompts in parts: the tokens are the same, no forward is wider than it may be, and nobody counts the parts."""
+"""Prompts in parts: the tokens are the same, no forward is wider than allowed, and the parts count as one forward."""
 
 import random
 from typing import Any
@@ -25,28 +25,28 @@ OURS = [name for name, info in METHODS.items() if not info.own_loop]
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, Any]:
-    """Untrained models, one of them without a lean decoder, another that drafts, and heads."""
+    """Untrained models, also a model without a lean decoder and a draft model, and heads."""
     torch.manual_seed(0)
     longer, heads = {"max_position_embeddings": 256}, MedusaHeads(32)
     for parameter in heads.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
-    found = {
+    models = {
         "lean": tools.qwen2(None, **longer),
         "modules": Qwen3ForCausalLM(Qwen3Config(**tools.SIZES | longer, head_dim=8)).eval(),
         "draft": tools.qwen2(None, **longer, num_hidden_layers=1),
         "heads": heads,
     }
-    kinds = [type(decoder_of(found[name])) for name in ("lean", "modules")]
+    kinds = [type(decoder_of(models[name])) for name in ("lean", "modules")]
     assert kinds == [LeanDecoder, ModuleDecoder]
-    return found
+    return models
 
 
 def run(
     models: dict[str, Any], method: str, prompts: list[list[int]], prefill_positions: int, *, family: str = "lean",
     threshold: float | None = None, meter: Meter | None = None, batch_size: int = 8, **options: Any,
 ) -> list[Generation]:  # fmt: skip
-    given = {"mask_id": MASK, "draft": models["draft"], "heads": models["heads"], **options}
-    chosen = build_method(method, Options(**given))
+    options = {"mask_id": MASK, "draft": models["draft"], "heads": models["heads"], **options}
+    chosen = build_method(method, Options(**options))
     bar = threshold if METHODS[method].takes_threshold else None
     requests = [Request(prompt, 12, bar) for prompt in prompts]
     return decode(
@@ -75,25 +75,25 @@ def test_prompts_in_parts_change_nothing(
     models: dict[str, Any],
 ) -> None:  # fmt: skip
     """Guards against tokens, forwards or positions that depend on how a prompt was cut, by any method."""
-    whole, parts = Meter(), Meter()
+    uncut, parts = Meter(), Meter()
     choices: dict[str, Any] = {"threshold": threshold, "family": family, **options}
-    expected = run(models, method, prompts, 10**6, meter=whole, **choices)
+    expected = run(models, method, prompts, 10**6, meter=uncut, **choices)
     assert run(models, method, prompts, most, meter=parts, **choices) == expected
     assert (parts.prompt_positions, parts.forwards, parts.positions) == (
-        whole.prompt_positions, whole.forwards, whole.positions)  # fmt: skip
-    assert parts.prompt_forwards >= whole.prompt_forwards == 1
+        uncut.prompt_positions, uncut.forwards, uncut.positions)  # fmt: skip
+    assert parts.prompt_forwards >= uncut.prompt_forwards == 1
 
 
 @pytest.mark.parametrize("method", ["ar", "medusa", "jacobi", "mars", "speculative", "mars-block-cache"])
 def test_no_forward_over_prompts_is_wider_than_it_may_be(
     method: str, models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against one forward over all the prompts of a join, a draft model's too: rows times longest prompt."""
+    """Guards against a forward over all prompts of a join, also a draft model's: rows times the longest prompt."""
     guesses = {"mars": 3, "mars-block-cache": 3, "speculative": 4}.get(method, 0)
     seen: list[tuple[int, int]] = []
 
-    def widths(module: nn.Module, entered: tuple[Any, ...], given: dict[str, Any]) -> None:
-        seen.append(tuple(given["input_ids"].shape))  # type: ignore[arg-type]
+    def widths(module: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        seen.append(tuple(named["input_ids"].shape))  # type: ignore[arg-type]
 
     draw = random.Random(0)
     prompts = [[draw.randint(4, 23) for _ in range(length)] for length in (3, 9, 10, 11, 80, 100)]
@@ -111,33 +111,33 @@ def test_no_forward_over_prompts_is_wider_than_it_may_be(
 
 
 def test_groups_are_as_large_as_they_may_be() -> None:
-    """Guards against groups that go over the bound, rows that are lost, and rows alone that could go together."""
+    """Guards against groups above the bound, rows that are lost, and single rows that could go together."""
     lengths = [3, 3, 4, 4, 9, 1, 1, 20, 2]
     groups = groups_of({row: Request([5] * length) for row, length in enumerate(lengths)}, 12)
     assert [list(group) for group in groups] == [[0, 1, 2], [3], [4], [5, 6], [7], [8]]
     assert groups_of({}, 12) == []
     usual = {row: Request([5] * 512) for row in range(16)}
-    assert len(groups_of(usual, PREFILL_POSITIONS)) == 1, "an ordinary batch is not parted, which would cost time"
+    assert len(groups_of(usual, PREFILL_POSITIONS)) == 1, "an ordinary batch is not divided, which would cost time"
 
 
 def test_a_join_in_parts_is_whole_or_not_at_all(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against the first groups of a join that are in when a later one fails, and reports on who never was."""
-    told: list[int] = []
+    """Guards against first groups that stay when a later group fails, and reports on rows that did not join."""
+    reported: list[int] = []
     done: dict[int, Generation] = {}
     batch = Batch(
         models["lean"], build_method("ar", Options()), eos_id=-1, pad_id=PAD, on_finished=done.__setitem__,
-        on_tokens=lambda index, tokens: told.append(index), prefill_positions=8,
+        on_tokens=lambda index, tokens: reported.append(index), prefill_positions=8,
     )  # fmt: skip
     batch.join({9: Request([4, 5, 6], 6)})
-    told.clear()
+    reported.clear()
     own, calls = batch.decoder, 0
 
-    def fails(*given: Any) -> Any:
+    def fails(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise MemoryError
-        return own(*given)
+        return own(*arguments)
 
     newcomers = {row: Request([5, 6, 7, 8, row + 4], 1 + row) for row in range(4)}
     monkeypatch.setattr(batch, "decoder", fails)
@@ -145,9 +145,9 @@ def test_a_join_in_parts_is_whole_or_not_at_all(models: dict[str, Any], monkeypa
         batch.join(newcomers)
     with pytest.raises(UserError, match="threshold"):
         batch.join({7: Request([5], 4), 8: Request([5] * 9, 4, 0.5)})
-    assert (len(batch), told, done) == (1, [], {})
+    assert (len(batch), reported, done) == (1, [], {})
     batch.join(newcomers)
-    assert len(batch) == 4 and set(told) == {0, 1, 2, 3} and list(done) == [0]  # which one token was enough for
+    assert len(batch) == 4 and set(reported) == {0, 1, 2, 3} and list(done) == [0]  # row 0 has a limit of one token
     while len(batch):
         batch.step()
     alone = decode(models["lean"], batch.method, [*newcomers.values(), Request([4, 5, 6], 6)], eos_id=-1, pad_id=PAD)
@@ -155,7 +155,7 @@ def test_a_join_in_parts_is_whole_or_not_at_all(models: dict[str, Any], monkeypa
 
 
 def test_a_join_ticks_once_and_others_step_between(models: dict[str, Any]) -> None:
-    """Guards against parts of a prompt that count as forwards, for its row or others, and traces of dropped ones."""
+    """Guards against parts of a prompt that count as forwards, of its row or others, and traces of dropped rows."""
 
     class Clock(Meter):
         ticks = 0
@@ -164,12 +164,12 @@ def test_a_join_ticks_once_and_others_step_between(models: dict[str, Any]) -> No
             self.ticks += 1
 
     clock = Clock()
-    (found,) = run(models, "ar", [[5, 6, 7] * 9], 4, meter=clock)
-    assert clock.ticks == found.forwards
+    (generation,) = run(models, "ar", [[5, 6, 7] * 9], 4, meter=clock)
+    assert clock.ticks == generation.forwards
     assert clock.prompt_forwards == 7
-    found: dict[int, Generation] = {}
+    done: dict[int, Generation] = {}
     ar = build_method("ar", Options(mask_id=MASK))
-    batch = Batch(models["lean"], ar, eos_id=2, pad_id=PAD, on_finished=found.__setitem__)
+    batch = Batch(models["lean"], ar, eos_id=2, pad_id=PAD, on_finished=done.__setitem__)
     prompts = [[4 + (5 * row + place) % 20 for place in range(7 + 30 * row)] for row in range(2)]
     batch.join({0: Request(prompts[0], 60, ignore_eos=True)})
     pieces = batch.joining({1: Request(prompts[1], 12)}, 8)
@@ -182,4 +182,4 @@ def test_a_join_ticks_once_and_others_step_between(models: dict[str, Any]) -> No
     while len(batch):
         batch.step()
     alone = run(models, "ar", [prompts[1]], PREFILL_POSITIONS)[0]
-    assert found.keys() == {0, 1} and found[1] == alone
+    assert done.keys() == {0, 1} and done[1] == alone

@@ -1,4 +1,4 @@
-"""What hangs on a model (hooks, adapters, offloading, weights loaded anew) counts, and the model stays as it was."""
+"""Hooks, adapters, offloading and weights loaded anew take effect, and decoding leaves the model as it was."""
 
 import copy
 import gc
@@ -66,7 +66,7 @@ class Lora(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A wrapper around a whole model that passes on what it does not have, as peft's does."""
+    """A wrapper around a model that passes on the attributes it lacks, as peft's does."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 def test_the_lean_way_is_taken_again_when_nothing_hangs_on_the_model(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a hook that makes all later batches slow, or is called after it was taken off."""
+    """Guards against a hook that makes all later batches slow, or is called after its removal."""
     before, calls = ar(model), list[int]()
     hook = model.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
     assert isinstance(decoder_of(model), ModuleDecoder)
@@ -149,7 +149,7 @@ def test_the_lean_way_is_taken_again_when_nothing_hangs_on_the_model(
 def test_a_model_is_looked_at_when_a_batch_begins(
     method: str, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a look at every module and weight, a draft model's too, in every step."""
+    """Guards against a check of every module and weight, also a draft model's, in every step."""
     chosen = build_method(method, Options(draft=copy.deepcopy(model)))
     batch = Batch(model, chosen, eos_id=-1, pad_id=0, on_finished=lambda *_: None)
     batch.join({0: Request(PROMPT, NEW)})
@@ -163,7 +163,7 @@ def test_a_model_is_looked_at_when_a_batch_begins(
 
 
 def test_a_hook_on_the_head_leaves_the_rest_lean(model: PreTrainedModel) -> None:
-    """Guards against a head whose hooks, by which it is timed, are passed by."""
+    """Guards against a head whose hooks, which time it, are not called."""
     calls: list[int] = []
     model.lm_head.register_forward_hook(lambda *_: calls.append(1))
     assert isinstance(decoder_of(model), LeanDecoder)
@@ -172,7 +172,7 @@ def test_a_hook_on_the_head_leaves_the_rest_lean(model: PreTrainedModel) -> None
 
 
 def hooked(place: Any, name: str, part: nn.Module, hook: Callable[..., Any] = lambda *_: None) -> None:
-    """Put a part in a place of a model, with a hook on it, or on the last of its parts."""
+    """Put a part in a place of a model, with a hook on it or on its last part."""
     setattr(place, name, part)
     (part[-1] if isinstance(part, nn.Sequential) else part).register_forward_hook(hook)
 
@@ -191,7 +191,7 @@ STRANGE: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("change", CHANGES | STRANGE)
 @pytest.mark.parametrize("began", [True, False])
 def test_a_change_counts_from_the_next_batch_on(began: bool, change: str, model: PreTrainedModel) -> None:
-    """Guards against parts that the look at a model passes by, the first one or one after another batch."""
+    """Guards against parts that the check of a model misses, before the first batch or a later one."""
     before = greedy(model)
     assert not began or ar(model) == before
     torch.manual_seed(2)
@@ -211,7 +211,7 @@ def test_models_on_one_device_run_lean(model: PreTrainedModel) -> None:
 
 
 def test_hooks_on_all_modules_are_called(model: PreTrainedModel) -> None:
-    """Guards against torch's global hooks, or those in a new dictionary, that hear nothing."""
+    """Guards against torch's global hooks, or hooks in a new dictionary, that are not called."""
     seen: set[str] = set()
     hook = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.add(type(module).__name__))
     try:
@@ -225,12 +225,12 @@ def test_hooks_on_all_modules_are_called(model: PreTrainedModel) -> None:
     assert ar(model) == greedy(model) != before
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_adapters_in_a_wrapper_are_run(whole: bool, model: PreTrainedModel) -> None:
-    """Guards against `get_decoder` of a wrapper that leads past its adapters."""
+@pytest.mark.parametrize("outside", [True, False])
+def test_adapters_in_a_wrapper_are_run(outside: bool, model: PreTrainedModel) -> None:
+    """Guards against `get_decoder` of a wrapper that returns the model without its adapters."""
     before = ar(model)
     put_adapter(model)
-    wrapped = Adapted(model) if whole else model
+    wrapped = Adapted(model) if outside else model
     assert ar(wrapped) == greedy(model) != before
     attention = model.model.layers[1].self_attn
     attention.o_proj = attention.o_proj.base_layer
@@ -238,7 +238,7 @@ def test_adapters_in_a_wrapper_are_run(whole: bool, model: PreTrainedModel) -> N
 
 
 class Embedding(nn.Module):
-    """An embedding around another, as adapters wrap them: it tells of a weight and of nothing else."""
+    """An embedding around another, as adapters wrap them: of its attributes it has only the weight."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ class Embedding(nn.Module):
 
 
 def test_adapters_on_embeddings_are_run(model: PreTrainedModel) -> None:
-    """Guards against a model whose embedding is wrapped, where its number of rows is asked for by name."""
+    """Guards against a model with a wrapped embedding, which does not have the attribute for its number of rows."""
     before = greedy(model)
     torch.manual_seed(3)
     model.model.embed_tokens = Embedding(model.model.embed_tokens)
@@ -263,14 +263,14 @@ def test_adapters_on_embeddings_are_run(model: PreTrainedModel) -> None:
         decode(model, build_method("ar", Options()), [Request([24], 1)], eos_id=-1, pad_id=0)
 
 
-# ---- what becomes of the model -----------------------------------------------------------------------------------
+# ---- the model afterwards ----------------------------------------------------------------------------------------
 def test_the_model_is_left_as_it_was(model: PreTrainedModel, tmp_path: Path) -> None:
     """Guards against parameters that share memory after a decoding, which safetensors refuses to save."""
 
     def state() -> list[tuple[Any, ...]]:
         return [
-            (name, id(one), one.data_ptr(), one.untyped_storage().nbytes(), one._version)
-            for name, one in (*model.named_parameters(), *model.named_buffers())
+            (name, id(held), held.data_ptr(), held.untyped_storage().nbytes(), held._version)
+            for name, held in (*model.named_parameters(), *model.named_buffers())
         ]
 
     own, before = {name: len(vars(module)) for name, module in model.named_modules()}, state()
@@ -283,31 +283,31 @@ def test_the_model_is_left_as_it_was(model: PreTrainedModel, tmp_path: Path) -> 
 def test_views_of_a_flat_buffer_stay_views_of_it(model: PreTrainedModel) -> None:
     """Guards against training libraries whose flat weights no longer reach the model after a decoding."""
     parameters = [*model.parameters()]
-    flat = torch.cat([one.detach().flatten() for one in parameters])
-    parts = flat.split([one.numel() for one in parameters])
+    flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    parts = flat.split([parameter.numel() for parameter in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
         parameter.data = part.view_as(parameter)
     before = ar(model)
     flat.normal_(generator=torch.Generator().manual_seed(4))
-    assert all(one.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr() for one in parameters)
+    assert {held.untyped_storage().data_ptr() for held in parameters} == {flat.untyped_storage().data_ptr()}
     assert ar(model) == greedy(model) != before
 
 
 def test_nobody_holds_on_to_a_model_or_its_weights(model: PreTrainedModel) -> None:
-    """Guards against a model, or weights of before a conversion, that stay in memory once it has decoded."""
+    """Guards against a model, or its weights from before a conversion, that stay in memory after decoding."""
     clone = copy.deepcopy(model)
     assert ar(clone) == ar(model)
     alive = [weakref.ref(clone), weakref.ref(clone.model.layers[0])]
     del clone
     gc.collect()
-    assert [one() for one in alive] == [None, None]
+    assert [held() for held in alive] == [None, None]
     ar(model)
-    storages = [weakref.ref(one.untyped_storage()) for one in model.parameters()]
-    assert all(one() is not None for one in storages)
+    storages = [weakref.ref(parameter.untyped_storage()) for parameter in model.parameters()]
+    assert all(storage() is not None for storage in storages)
     model.to(torch.float64)
     assert ar(model) == greedy(model)
     gc.collect()
-    assert all(one() is None for one in storages)
+    assert all(storage() is None for storage in storages)
 
 
 def test_models_that_move_or_are_offloaded(model: PreTrainedModel) -> None:
@@ -328,8 +328,8 @@ LARGE = (1024, 768)
 def site_of(weight: Tensor, bias: Tensor | None = None) -> Site:
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     layer.weight, layer.bias = (
-        one if one is None or isinstance(one, nn.Parameter) else nn.Parameter(one, requires_grad=False)
-        for one in (weight, bias)
+        values if values is None or isinstance(values, nn.Parameter) else nn.Parameter(values, requires_grad=False)
+        for values in (weight, bias)
     )
     return Site({"layer": layer})
 
@@ -339,7 +339,7 @@ class Marked(Tensor):
 
 
 def test_all_other_weights_are_read_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against numbers of small models that change, and against gradients, types and subclasses that are lost."""
+    """Guards against small models whose numbers change, and lost gradients, types and subclasses."""
     weight, values = torch.randn(LARGE), torch.randn(2, LARGE[1])
     with torch.no_grad():
         others = {
@@ -349,8 +349,8 @@ def test_all_other_weights_are_read_as_ever(monkeypatch: pytest.MonkeyPatch) -> 
             "none": (values[:0], weight),
             "bf16 that is not packed": (values.bfloat16(), weight.bfloat16()),
         }
-        for name, (some, matrix) in others.items():
-            assert torch.equal(site_of(matrix)(some)[0], F.linear(some, matrix)), name
+        for name, (inputs, matrix) in others.items():
+            assert torch.equal(site_of(matrix)(inputs)[0], F.linear(inputs, matrix)), name
         monkeypatch.setenv("MARSBENCH_NATIVE", "1")
         assert bool(linear_module.positions_packed([weight])) == is_native()
         assert not linear_module.positions_packed([weight.as_subclass(Marked)])
@@ -359,4 +359,4 @@ def test_all_other_weights_are_read_as_ever(monkeypatch: pytest.MonkeyPatch) -> 
     assert wanted.grad is not None
     with FakeTensorMode(), torch.no_grad():
         site = site_of(torch.empty(LARGE))
-        assert torch.compile(lambda one: site(one)[0], backend="eager")(torch.empty(2, LARGE[1])).shape == (2, LARGE[0])
+        assert torch.compile(lambda x: site(x)[0], backend="eager")(torch.empty(2, LARGE[1])).shape == (2, LARGE[0])
