@@ -39,7 +39,7 @@ def in_new_process(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def sound_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A computer that has all that doctor looks for, also where the tests run on a smaller one."""
+    """Every need that doctor checks is met, also where the tests run on a small computer."""
     (tmp_path / "tasks").mkdir()
     monkeypatch.setattr(files, "PACKAGE", tmp_path / "marsbench")
     monkeypatch.delenv("MARSBENCH_DATA", raising=False)
@@ -204,7 +204,7 @@ def test_lines_come_now_and_then_and_say_the_time_left(monkeypatch: pytest.Monke
 
 
 def test_processes_part_before_python_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Guards against threads that go on and abort Python, one time in three, after all work is done."""
+    """Guards against threads that run on after all work is done, and abort Python one time in three."""
     at_the_end: list[Callable[[], None]] = []
     monkeypatch.setattr(atexit, "register", at_the_end.append)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
@@ -219,7 +219,7 @@ def test_a_busy_neighbour_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     process = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
     with process:
         assert process.stdout is not None
-        process.stdout.readline()  # it has started
+        process.stdout.readline()  # the program has started
         used = others_cores(0.3)
         process.kill()
     assert used is not None and used > 0.25

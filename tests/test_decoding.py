@@ -149,7 +149,7 @@ def test_every_method_keeps_the_contract(
 ) -> None:  # fmt: skip
     """Guards against lost, double or late tokens, rows that disturb each other, limits overrun and lossy drafts."""
     info, model = METHODS[method], random_models[family]
-    prompts = prompts[:3] if info.own_loop else prompts  # another library's are slow
+    prompts = prompts[:3] if info.own_loop else prompts  # loops of other libraries are slow
     choices: dict[str, Any] = {
         "limit": limit,
         "threshold": threshold if info.takes_threshold else None,
@@ -235,7 +235,7 @@ def test_one_token_mode_equals_ar(method: str, golden: dict[str, Any], golden_mo
 def test_a_forward_of_few_entries_reads_the_lm_head_once(
     layout: str, rows: int, readings: int, random_models: Models
 ) -> None:
-    """Guards against drafts and masks read one after the other: a large LM head costs as much for one as for nine."""
+    """Guards against drafts and masks read one after the other: a large LM head costs as much for 1 as for 9."""
     model, calls = random_models["llama"], []
     handle = model.lm_head.register_forward_hook(lambda *_: calls.append(1))
     method = build_method("mars-verified", Options(mask_id=MASK, window=3, layout=layout))

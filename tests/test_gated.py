@@ -190,7 +190,7 @@ def test_a_part_of_the_masks_learns_without_the_head(
 
 
 def test_a_stronger_adapter_acts_as_it_is_written(golden_models: Models, tmp_path: Path) -> None:
-    """Guards against a strength that is lost on disk, and one that renames older checkpoints."""
+    """Guards against a strength that is lost on disk, or that renames older checkpoints."""
     model = copy.deepcopy(golden_models["ar"]).requires_grad_(False)
     adapter = GatedAdapter(model, 2, strength=16.0)
     for up in adapter.ups:
@@ -198,7 +198,7 @@ def test_a_stronger_adapter_acts_as_it_is_written(golden_models: Models, tmp_pat
     write_adapter(adapter.adapter, model, tmp_path, "")
     kept = read_adapter(tmp_path, model).maps
     assert all(torch.equal(kept[name].up, 16 * up) for name, up in zip(adapter._names, adapter.ups, strict=True))
-    usual, strong = (recipe(MICRO, stage) for stage in ("mars_gated_network", "mars_gated_network_strong"))
+    usual, strong = (recipe(MICRO, name) for name in ("mars_gated_network", "mars_gated_network_strong"))
     assert strong.strength == 16 and usual.strength == 1 and usual.key != strong.key
     assert usual.key == replace(usual, strength=1.0).key != replace(usual, strength=2.0).key
 

@@ -64,7 +64,7 @@ def test_generate_gives_what_transformers_gives(golden: dict[str, Any], golden_m
 
 @pytest.mark.parametrize("skip_prompt", [False, True])
 def test_streams_are_those_of_transformers(skip_prompt: bool, golden: dict[str, Any], golden_models: Models) -> None:
-    """Guards against a streamer that takes the first token for the prompt, or never sees the prompt."""
+    """Guards against a streamer that takes the first token for the prompt, or does not get the prompt."""
     model, inputs = golden_models["mars"], padded(golden["prompts"][:1])
     arguments = {"max_new_tokens": 20, "do_sample": False, **IDS}
     texts, tokenizer = [], build_tokenizer(1024, texts=500)
@@ -325,7 +325,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("options", "message"), WRONG)
 def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
-    """Guards against a TypeError from the depths of the loop, and a message that does not say which option."""
+    """Guards against a TypeError from inside the loop, and a message that does not name the option."""
     with pytest.raises(UserError, match=message):
         Decoding(**options).check()
 
@@ -370,7 +370,7 @@ def test_integers_are_integers(golden_models: Models, of: tuple[str, str], value
 
 @given(seed=st.integers(-(2**63), 2**63 - 1), row=st.integers(0, 2**40))
 def test_seeds_of_rows_stay_within_64_bits(seed: int, row: int) -> None:
-    """Guards against a seed that is right and whose next row overflows, and rows that share a seed."""
+    """Guards against a valid seed whose next row overflows, and rows that share a seed."""
     assert -(2**63) <= seed_of(seed, row) < 2**63
     assert seed_of(seed, row) != seed_of(seed, row + 1)
 

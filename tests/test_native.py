@@ -95,7 +95,7 @@ def test_a_product_is_right_and_the_same_whoever_is_beside(dtype: torch.dtype, i
         for most in range(1, 40):
             parts = [product(part, packed, added) for part in values.split(most)]
             assert torch.equal(torch.cat(parts), together), most
-    down = torch.randn(48, inputs).to(dtype) / inputs  # of the first layer 16, of the last 32, of one between none
+    down = torch.randn(48, inputs).to(dtype) / inputs  # the first layer has 16, the second none, the last 32
     ups = [torch.randn(size, rank).to(dtype) for size, rank in ((16, 16), (outputs - 16 - 16 * (outputs > 16), 0))]
     ups += [torch.randn(16, 32).to(dtype)] * (outputs > 16)
     up = torch.block_diag(*ups)
@@ -170,7 +170,7 @@ def test_the_chosen_product_is_not_slower_than_torchs(monkeypatch: pytest.Monkey
 @native
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="this CPU has been tried")
 def test_a_cpu_without_avx512_is_served_as_well() -> None:
-    """Guards against tiles for AVX-512's registers only, and use of AMX: slower than torch, or other answers."""
+    """Guards against tiles for AVX-512's registers only, or AMX used unchecked: slower than torch, or wrong answers."""
     script = """
 import test_native as t
 [*map(t.verified_as_ar, (16, 80))]
@@ -185,7 +185,7 @@ print(t.native_module.instructions(), t.slower_than_torch())
 
 @native
 def test_what_is_timed_beside_other_work_is_timed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a choice that is timed on a busy computer and stays: a product twice as slow from then on."""
+    """Guards against a choice that is timed beside other work and stays: a product twice as slow from then on."""
     monkeypatch.setattr(fastest, "library", lambda: tmp_path / "native.so")
 
     def at_64(others: float, ratio: float) -> float:
@@ -275,7 +275,7 @@ def test_bounds_and_odd_sizes_are_kept_to() -> None:
 
 
 def test_it_is_left_where_there_is_no_compiler(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a computer without a compiler on which decoding fails."""
+    """Guards against decoding that fails where there is no compiler."""
     expected = tokens(model, "ar", 1)
     why_not_native.cache_clear()
     monkeypatch.setenv("CXX", "no-such-compiler")

@@ -59,7 +59,7 @@ def test_wilson_interval_and_means_by_hand() -> None:
 
 
 def test_paired_difference_by_hand() -> None:
-    """Guards against concordant questions, fractions, equality without evidence, pairs by position, rounded shares."""
+    """Guards against lost concordant questions, fractions for points, equality without evidence, rounded shares."""
     a, b = [*outcomes(6, 2), 1.0, 1.0], [*outcomes(0, 6), 1.0, 1.0, 0.0, 1.0]
     gap, (only_a, only_b, p_value) = paired_difference({"bbh": a}, {"bbh": b}), mcnemar(a, b)
     # a alone is right on the first six and the ninth, b alone on the seventh and the eighth

@@ -192,7 +192,7 @@ def test_two_sweeps_in_one_folder(swept: Path, tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------- the race
 class _Failing:
-    """A method that fails in the first forward after the prompt's, or takes its time over it."""
+    """A method that fails in the first forward after the prompt's, or pauses before each."""
 
     name = "failing"
 
@@ -429,7 +429,7 @@ def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> N
     columns = pd.read_parquet(export(stored, tmp_path / "rows.parquet"))
     assert list(columns["key"]) == [row.key for row in stored] and columns["batch_size"].dtype == "Int64"
     place = [row.key for row in stored].index(rows[0].key)
-    assert json.loads(columns["seconds"][place]) == rows[0].seconds, "of other rows this is a number"
+    assert json.loads(columns["seconds"][place]) == rows[0].seconds, "for other rows this is a number"
     assert list(columns["emitted"][place]) == rows[0].emitted
     for wrong in ("method", "speed=1"):
         with pytest.raises(UserError):
@@ -448,7 +448,7 @@ def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> N
     ],
 )
 def test_commands_around_the_sweep(typed: str, text: str, swept: Path, wide_terminal: None) -> None:
-    """Guards against commands that fail when they are typed."""
+    """Guards against commands that fail, since no other test runs them."""
     places = {"STORE": str(Workspace(swept, "micro").store), "OUTPUT": str(swept)}
     assert text in invoke(*[places.get(word, word) for word in typed.split()]).output
 
@@ -484,7 +484,7 @@ def test_a_step_settles_as_much_as_was_said(name: str, mean: float, fixed: bool)
     done = decode(model, method, requests, eos_id=-1, pad_id=PAD, kind=kind)
     emitted, forwards = sum(row.emitted for row in done), sum(row.forwards for row in done)
     assert 1 + sum(carried.rates) == pytest.approx(mean) and emitted / forwards == pytest.approx(mean, rel=0.06)
-    assert decode(model, method, requests, eos_id=-1, pad_id=PAD, kind=kind) == done, "the draw has a seed"
+    assert decode(model, method, requests, eos_id=-1, pad_id=PAD, kind=kind) == done, "the draws have a seed"
 
 
 def test_a_table_of_another_suite_is_read(tmp_path: Path) -> None:
@@ -498,7 +498,7 @@ def test_a_table_of_another_suite_is_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing for 2 drafts"):
         carried_of({"file": str(file)}, 2)
     file.write_text(Acceptance(10, 30, (7, 4, 3)).table("held-out: prompts"))
-    assert sum(carried_of({"file": str(file)}, 3).rates) == pytest.approx(1.4), "ours as well"
+    assert sum(carried_of({"file": str(file)}, 3).rates) == pytest.approx(1.4), "our own table as well"
 
 
 @pytest.mark.parametrize(
@@ -539,4 +539,4 @@ def test_a_grid_says_it_and_rows_tell(tmp_path: Path) -> None:
         )
         for key, arm in (("a", plain), ("b", contender))
     ]  # fmt: skip
-    assert [row.key for row in SweepCells.of(rows).rows] == ["a"], "no claim stands on it"
+    assert [row.key for row in SweepCells.of(rows).rows] == ["a"], "no claim uses carried rows"

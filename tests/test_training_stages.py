@@ -37,7 +37,7 @@ MICRO = preset("micro").adapted(steps=6)
 
 
 def trained(stage: str, folder: Path, parent: Path | None, scale: Preset = MICRO, until: int | None = None) -> Path:
-    """A few steps of a stage, interrupted at the first that is logged from `until` on."""
+    """A few steps of a stage, interrupted at the first logged step from `until` on."""
     chosen = recipe(scale, stage)
 
     def stop(step: int, *_: Any) -> None:
@@ -151,7 +151,7 @@ def test_the_rate_rises_stays_and_falls_in_every_cycle() -> None:
 
 
 def in_cycles(steps: int) -> Preset:
-    """Scale micro with a small base of so many steps, in cycles of 50."""
+    """Scale micro with a small base that trains for `steps` steps, in cycles of 50."""
     assert MICRO.world is not None
     budget = replace(MICRO.world.pretraining, steps=steps, cycle=50, batch_size=2)
     return replace(MICRO, world=replace(MICRO.world, model=MICRO.world.draft_model, pretraining=budget))
@@ -159,7 +159,7 @@ def in_cycles(steps: int) -> Preset:
 
 def test_a_longer_base_begins_as_a_shorter_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a short base that is not the long one's first part: another rate, other data, another order."""
-    monkeypatch.setattr(trainer, "_SAVES", 5)  # the end of a cycle among them
+    monkeypatch.setattr(trainer, "_SAVES", 5)  # also at the end of a cycle
     short = trained("base", tmp_path / "short", None, in_cycles(50))
     with pytest.raises(KeyboardInterrupt):
         trained("base", tmp_path / "long", None, in_cycles(100), until=55)
