@@ -1,4 +1,4 @@
-"""A gated adapter changes what masks say, and no token of the model's own: in every layout, loop and architecture."""
+"""A gated adapter changes what masks predict, and no token of the model's own: in every layout, loop, architecture."""
 
 import copy
 import pickle
@@ -53,7 +53,7 @@ def noise(kind: str, model: PreTrainedModel, size: float) -> DraftHead:
     embeddings = model.get_input_embeddings()
     torch.manual_seed(12)
     fresh = KINDS[kind].fresh(embeddings.num_embeddings, embeddings.embedding_dim)
-    return KINDS[kind](*(size * torch.randn_like(one) for one in fresh))
+    return KINDS[kind](*(size * torch.randn_like(weight) for weight in fresh))
 
 
 def with_noise(model: PreTrainedModel, kind: str | None = None) -> Adapted:
@@ -69,11 +69,11 @@ def model() -> PreTrainedModel:
 def run(model: Any, method: str, kind: KindOfBatch | None = None, **options: Any) -> list[Generation]:
     """All prompts in one batch, of mixed lengths."""
     chosen = build_method(method, Options(**({"mask_id": MASK, "window": 3} | options)))
-    return decode(model, chosen, [Request(one, NEW) for one in prompts()], eos_id=EOS, pad_id=PAD, kind=kind)
+    return decode(model, chosen, [Request(prompt, NEW) for prompt in prompts()], eos_id=EOS, pad_id=PAD, kind=kind)
 
 
-def tokens(found: list[Generation]) -> list[list[int]]:
-    return [one.tokens for one in found]
+def tokens(generations: list[Generation]) -> list[list[int]]:
+    return [generation.tokens for generation in generations]
 
 
 # The heads differ in what they read, and a network reads more than a table.
@@ -122,32 +122,32 @@ def test_states_of_tokens_are_equal_to_the_bit(model: PreTrainedModel, dtype: to
 
 @pytest.mark.parametrize("by", [LeanDecoder, ModuleDecoder])
 def test_the_mask_s_vector_reaches_no_logit_of_a_tied_model(by: type) -> None:
-    """Guards against a vector that is added to the embedding's weight, which as the LM head weighs the mask's id."""
+    """Guards against a vector added to the embedding's weight: where weights are tied, the mask's logit changes."""
     model = qwen2(**SHAPE, tie_word_embeddings=True)
     assert model.lm_head.weight is model.get_input_embeddings().weight
     if by is ModuleDecoder:
         model.get_decoder().layers[0].register_forward_hook(lambda *_: None)
     adapted = with_noise(model)
     assert isinstance(decoder_of(adapted), by)
-    (plain, masked), (found, _) = answers(model), answers(adapted)
+    (plain, masked), (answer, _) = answers(model), answers(adapted)
     tokens = ~masked
     tokens[1, 5] = False  # a filler
     with torch.inference_mode():
-        logits = found.logits(slice(None))
+        logits = answer.logits(slice(None))
         assert torch.equal(plain.logits(slice(None))[tokens], logits[tokens])
-        torch.testing.assert_close(logits, found.hidden @ model.lm_head.weight.T)
+        torch.testing.assert_close(logits, answer.hidden @ model.lm_head.weight.T)
 
 
 def test_an_adapter_is_idle_without_masks_and_cheap_with(model: PreTrainedModel) -> None:
-    """Guards against masks told by their id, which a prompt may hold, and small operations, which take the time."""
+    """Guards against masks that are known by their id, which a prompt may hold, and against many small operations."""
     for ragged in (False, True):
-        alone, adapted = (states(one, masks=False, ragged=ragged)[0] for one in (model, with_noise(model)))
+        alone, adapted = (states(variant, masks=False, ragged=ragged)[0] for variant in (model, with_noise(model)))
         assert torch.equal(alone, adapted)
     counts = []
-    for one in (model, with_noise(model)):
-        states(one, ragged=False)  # lays the maps out
+    for variant in (model, with_noise(model)):
+        states(variant, ragged=False)  # lays the maps out
         with Operations() as operations:
-            states(one, ragged=False)
+            states(variant, ragged=False)
         counts.append(operations.count.total())
     layers, window = model.config.num_hidden_layers, 6
     assert 0 < counts[1] - counts[0] <= 16 * layers + window
@@ -180,40 +180,40 @@ def test_batches_of_several_adapters_take_turns(model: PreTrainedModel, monkeypa
     """Guards against weights copied or packed once for each adapter, and a batch that goes on with another's masks."""
     monkeypatch.setattr(linear_module, "COPIES", WeakValueDictionary())  # without other tests' models
     several = [Adapted(model, noisy(model, size)) for size in (0.1, 0.3, 0.6)]
-    method, found = build_method("mars", Options(mask_id=MASK, window=3)), []
+    method, generations = build_method("mars", Options(mask_id=MASK, window=3)), []
 
-    def batch(one: Any) -> Batch:
+    def batch(adapted: Any) -> Batch:
         done: dict[int, Generation] = {}
-        found.append(done)
-        made = Batch(one, method, eos_id=EOS, pad_id=PAD, on_finished=done.__setitem__)
-        made.join({row: Request(prompt, NEW, threshold=0.3) for row, prompt in enumerate(prompts())})
-        return made
+        generations.append(done)
+        started = Batch(adapted, method, eos_id=EOS, pad_id=PAD, on_finished=done.__setitem__)
+        started.join({row: Request(prompt, NEW, threshold=0.3) for row, prompt in enumerate(prompts())})
+        return started
 
     with packing(True):
-        for one in several:
-            running = batch(one)
+        for adapted in several:
+            running = batch(adapted)
             while len(running):
                 running.step()
         copies = len(linear_module.COPIES)
-        in_turns = [batch(one) for one in several]
+        in_turns = [batch(adapted) for adapted in several]
         while any(map(len, in_turns)):
             for running in in_turns:
                 running.step()
         assert copies == len(linear_module.COPIES) == 4 * model.config.num_hidden_layers + 1
-    assert found[:3] == found[3:]
-    assert found[0] != found[1] != found[2], "each has answers of its own"
-    assert all(one.get_decoder() is model.get_decoder() for one in several)
+    assert generations[:3] == generations[3:]
+    assert generations[0] != generations[1] != generations[2], "each has answers of its own"
+    assert all(adapted.get_decoder() is model.get_decoder() for adapted in several)
 
 
-@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_an_adapted_model_can_be_copied(make: Callable[[Adapted], Adapted], model: PreTrainedModel) -> None:
-    """Guards against a copy that is asked for what it has not got yet, and asks itself for it."""
+    """Guards against a copy that calls itself without end for an attribute which it does not have yet."""
     adapted = Adapted(model, noisy(model, 0.3))
     assert torch.equal(states(adapted)[0], states(make(adapted))[0])
 
 
 def test_an_adapter_of_another_model_is_refused(model: PreTrainedModel) -> None:
-    """Guards against a map for a layer that is not there, left out in silence."""
+    """Guards against a map for a missing layer that is left out without an error."""
     adapter = noisy(model)
     with pytest.raises(UserError, match="no layer"):
         Adapted(KNOWN["gpt2"]().eval(), adapter)

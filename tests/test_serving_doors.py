@@ -1,4 +1,4 @@
-"""The server's doors, with an engine that is made up: who is let in, what bodies cost, how tokens become text."""
+"""The server's routes, with an engine that is made up: who is let in, what bodies cost, how tokens become text."""
 
 import asyncio
 import base64
@@ -54,15 +54,15 @@ class MadeUp(EngineClient):
 Answer = tuple[int, dict[str, str], bytes]
 
 
-async def asked(
+async def call(
     client: EngineClient, path: str = AT, body: Any = None, method: str = "POST", headers: dict[str, str] | None = None
 ) -> Answer:  # fmt: skip
     """Status, headers and body of an answer, without any socket."""
     data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-    told = {"host": "localhost:8000", "content-type": "application/json"} | (headers or {})
+    sent = {"host": "localhost:8000", "content-type": "application/json"} | (headers or {})
     scope = {
         "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
-        "headers": [(name.encode(), value.encode()) for name, value in told.items()], "http_version": "1.1",
+        "headers": [(name.encode(), value.encode()) for name, value in sent.items()], "http_version": "1.1",
         "scheme": "http", "root_path": "",
     }  # fmt: skip
     messages, left = list[Any](), [{"type": "http.request", "body": data, "more_body": False}]
@@ -77,13 +77,13 @@ async def asked(
 
     with suppress(RuntimeError):
         await build(client)(scope, receive, send)
-    found = {name.decode(): value.decode() for name, value in messages[0]["headers"]}
-    return messages[0]["status"], found, b"".join(one["body"] for one in messages[1:])
+    answer_headers = {name.decode(): value.decode() for name, value in messages[0]["headers"]}
+    return messages[0]["status"], answer_headers, b"".join(message["body"] for message in messages[1:])
 
 
 def ask(body: Any = None, path: str = AT, method: str = "POST", headers: Any = None, **settings: Any) -> Answer:
     async def alone() -> Answer:
-        return await asked(MadeUp(**settings), path, body, method, headers)
+        return await call(MadeUp(**settings), path, body, method, headers)
 
     return asyncio.run(alone())
 
@@ -96,40 +96,40 @@ def events_of(raw: bytes) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("options", "variable"), [(["--api-key", ""], None), (["--api-key", " "], None), ([], ""),
                                                    (["--speed-key", ""], None)])  # fmt: skip
 def test_an_empty_key_is_refused(options: list[str], variable: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a key that every request brings, and so none at all."""
+    """Guards against an empty key, which lets in every request."""
     if variable is not None:
         monkeypatch.setenv("MARSBENCH_API_KEY", variable)
     assert "key is empty" in invoke("serve", "--checkpoint", "nowhere", *options, code=2).output
 
 
 def test_addresses_and_options_that_do_not_fit() -> None:
-    """Guards against a server open to the network without a word, and narrow windows that save nothing."""
+    """Guards against a server open to the network without a warning, and narrow windows that save nothing."""
     hosts = ("0.0.0.0", "::", "gpu-7", "localhost", "127.0.0.2", "::1")
     assert [is_local(host) for host in hosts] == [False, False, False, True, True, True]
-    found = invoke("serve", "--checkpoint", "nowhere", "--adapt", "--compile", code=2)
-    assert "--adapt chooses windows" in found.output
+    output = invoke("serve", "--checkpoint", "nowhere", "--adapt", "--compile", code=2).output
+    assert "--adapt chooses windows" in output
 
 
 def test_what_a_server_says_may_find_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a server that outlives who started it: what it says when it is told to end cannot be written."""
+    """Guards against a server that fails to end because the pipe for its last line is closed."""
     ended = list[str]()
 
-    async def told_to_end(_: Settings, own: Any, say: Any) -> None:
+    async def serve(_: Settings, own: Any, say: Any) -> None:
         own.close()
         say("ending")
         ended.append("ended")
 
-    monkeypatch.setattr(app, "_serve", told_to_end)
+    monkeypatch.setattr(app, "_serve", serve)
     app.serve(Settings(port=0), Mock(side_effect=BrokenPipeError))
     assert ended
 
 
 def test_keys_open_what_they_are_for() -> None:
-    """Guards against one key for all, a knob that everybody turns, and a password that only looks like a key."""
+    """Guards against one key for all routes, a knob for all clients, and a password that only looks like a key."""
 
     def status(key: str, path: str = "/v1/models", method: str = "GET", **settings: Any) -> int:
-        told = {"authorization": f"Bearer {key}"} if key else {}
-        return ask({"threshold": 0.5} if method == "PUT" else None, path, method, told, **settings)[0]
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return ask({"threshold": 0.5} if method == "PUT" else None, path, method, headers, **settings)[0]
 
     keys = {"api_key": ("one", "two")}
     assert [status(key, **keys) for key in ("one", "two", "three", "")] == [200, 200, 401, 401]
@@ -147,10 +147,10 @@ def test_keys_open_what_they_are_for() -> None:
 
 def test_the_description_is_of_this_server() -> None:
     """Guards against a route or a body that the description promises and the server refuses, or the other way round."""
-    told = json.loads(ask(None, "/openapi.json", "GET")[2])
-    for path, operations in told["paths"].items():
-        found = {ask({}, path.format(name="micro"), method.upper())[0] for method in operations}
-        assert not found & {404, 405}, path
+    description = json.loads(ask(None, "/openapi.json", "GET")[2])
+    for path, operations in description["paths"].items():
+        statuses = {ask({}, path.format(name="micro"), method.upper())[0] for method in operations}
+        assert not statuses & {404, 405}, path
     chat, turn = "/v1/chat/completions", {"role": "user", "content": "a"}
     bodies = [
         (chat, {"messages": [turn]}), (chat, {"messages": []}), (chat, {"messages": [{"content": "a"}]}), (chat, {}),
@@ -159,13 +159,13 @@ def test_the_description_is_of_this_server() -> None:
         (AT, {"prompt": "a", "threshold": 2}), (AT, {"prompt": "a", "method": "magic"}), (AT, {"prompt": {}}),
     ]  # fmt: skip
     for path, body in bodies:
-        content = told["paths"][path]["post"]["requestBody"]["content"]
-        schema = content["application/json"]["schema"] | {"components": told["components"]}
+        content = description["paths"][path]["post"]["requestBody"]["content"]
+        schema = content["application/json"]["schema"] | {"components": description["components"]}
         taken = jsonschema.Draft202012Validator(schema).is_valid(body)
         assert ask(body, path)[0] == (200 if taken else 400), body
 
 
-@pytest.mark.parametrize(("told", "status"), [
+@pytest.mark.parametrize(("headers", "status"), [
     ({"host": "evil.example:8000"}, 400), ({"host": "localhost.evil.example"}, 400), ({"host": "["}, 400),
     ({"host": "192.0.2.1"}, 400), ({"host": "127.0.0.1:9"}, 200), ({"host": "[::1]:9"}, 200),
     ({"host": "LocalHost"}, 200),
@@ -173,10 +173,10 @@ def test_the_description_is_of_this_server() -> None:
     ({"origin": "http://localhost:3000"}, 403), ({"origin": "http://localhost:8000"}, 200),
     ({"origin": "https://mine.example"}, 200), ({"origin": "https://chat.example"}, 200), ({"origin": "http://["}, 403),
 ])  # fmt: skip
-def test_foreign_names_and_pages_turn_nothing(told: dict[str, str], status: int) -> None:
-    """Guards against another site's page that turns the knob, by a name that it has made lead here."""
+def test_foreign_names_and_pages_turn_nothing(headers: dict[str, str], status: int) -> None:
+    """Guards against another site's page that turns the knob, by a host name of its own that leads to this server."""
     ways = {"allowed_host": ("mine.example",), "cors_origin": ("https://chat.example",)}
-    assert ask({"threshold": 0.1}, "/v1/speed", "PUT", told, **ways)[0] == status
+    assert ask({"threshold": 0.1}, "/v1/speed", "PUT", headers, **ways)[0] == status
 
 
 def test_pages_of_other_sites_may_be_let_in() -> None:
@@ -191,7 +191,7 @@ def test_pages_of_other_sites_may_be_let_in() -> None:
 
 
 def test_the_page_works_under_a_prefix_and_in_no_frame() -> None:
-    """Guards against a page that asks for the root of another server, and one inside another's page."""
+    """Guards against a page that calls routes outside its prefix, and one shown inside another site's page."""
     for root in ("", "/mars"):
         status, headers, body = ask(None, f"{root}/", "GET", root_path=root)
         assert status == 200 and b'fetch("v1/' in body and b'fetch("/' not in body
@@ -209,7 +209,7 @@ def test_the_page_works_under_a_prefix_and_in_no_frame() -> None:
     {"messages": [1] * 20_000}, {"messages": [{"role": "user", "content": [1] * 20_000}]}, {"messages": [{}] * 20_000},
 ])  # fmt: skip
 def test_a_small_body_costs_little(body: dict[str, Any]) -> None:
-    """Guards against 75 KB that take a third of a second and a hundred megabytes to be refused, item by item."""
+    """Guards against a body of 75 KB that takes a third of a second and 100 MB to be refused, item by item."""
     ask({"prompt": "a"})
     tracemalloc.start()
     began = time.process_time()
@@ -217,11 +217,11 @@ def test_a_small_body_costs_little(body: dict[str, Any]) -> None:
     seconds, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert status == 400 and len(raw) < 500 and json.loads(raw)["error"]["param"] == [*body][-1]
-    assert peak < 12 * 2**20 and seconds < 1.5  # with all allocations traced, which takes its time
+    assert peak < 12 * 2**20 and seconds < 1.5  # tracing all allocations takes time
 
 
 def test_more_answers_than_the_queue_holds_are_refused() -> None:
-    """Guards against a client that tries for ever."""
+    """Guards against a client that retries for ever a request that never fits."""
     assert ask({"prompt": ["a"] * 9}, max_queue=8)[0] == 400
     assert ask({"prompt": "a", "n": 9}, max_queue=8)[0] == 400
     assert ask({"prompt": ["a"] * 4, "n": 2}, max_queue=8)[0] == 200
@@ -231,47 +231,47 @@ def test_more_answers_than_the_queue_holds_are_refused() -> None:
 def test_several_answers_and_prompts_stream_side_by_side() -> None:
     """Guards against choices that are mixed up, and texts that differ from those that come at once."""
     body = {"prompt": ["ab", "cd"], "n": 2, "max_tokens": 3}
-    whole = json.loads(ask(body)[2])
+    answer = json.loads(ask(body)[2])
     chunks = events_of(ask(body | {"stream": True, "stream_options": {"include_usage": True}})[2])
-    for choice in whole["choices"]:
-        own = [one for chunk in chunks for one in chunk["choices"] if one["index"] == choice["index"]]
-        assert "".join(one["text"] for one in own) == choice["text"]
+    for choice in answer["choices"]:
+        own = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
+        assert "".join(part["text"] for part in own) == choice["text"]
         assert own[-1]["finish_reason"] == choice["finish_reason"] == "length"
-    assert chunks[-1]["usage"] == whole["usage"]
-    assert whole["usage"]["prompt_tokens"] == sum(len(TOKENIZER(one).input_ids) for one in ("ab", "cd"))
+    assert chunks[-1]["usage"] == answer["usage"]
+    assert answer["usage"]["prompt_tokens"] == sum(len(TOKENIZER(prompt).input_ids) for prompt in ("ab", "cd"))
     answers = {"prompt": "ab", "n": 3, "seed": 7, "temperature": 1}
     client = MadeUp()
-    asyncio.run(asked(client, AT, answers))
-    assert [one.seed for one in client.sent if isinstance(one, Job)] == [7, 8, 9]
+    asyncio.run(call(client, AT, answers))
+    assert [message.seed for message in client.sent if isinstance(message, Job)] == [7, 8, 9]
 
 
 def test_one_answer_that_fails_ends_its_siblings() -> None:
-    """Guards against answers that are decoded to their end for a request that has been told of an error."""
+    """Guards against answers that are decoded to their end for a request that has failed."""
 
-    async def tried() -> tuple[Answer, list[Any]]:
+    async def fail_one() -> tuple[Answer, list[Any]]:
         client = MadeUp(answers=False)
-        task = asyncio.create_task(asked(client, AT, {"prompt": ["ab", "cd", "ef"]}))
+        task = asyncio.create_task(call(client, AT, {"prompt": ["ab", "cd", "ef"]}))
         while len(client.sent) < 3:
             await asyncio.sleep(0.01)
         failed = Ending("cancelled", 0, 0, None, (1, 1), failure="no memory")
         client._take(Report(State(), [], {}, [(client.sent[1].id, failed)]))
         return await task, client.sent[3:]
 
-    (status, _, raw), after = asyncio.run(tried())
-    assert status == 500 and b"no memory" in raw and [type(one) for one in after] == [Cancel, Cancel]
+    (status, _, raw), after = asyncio.run(fail_one())
+    assert status == 500 and b"no memory" in raw and [type(message) for message in after] == [Cancel, Cancel]
 
 
 def test_guesses_are_told_under_vllms_names() -> None:
-    """Guards against numbers that its tools cannot find or that contradict each other."""
-    told = json.loads(ask({"prompt": "ab", "n": 2})[2])["metrics"]["speculative_decoding"]
-    assert told == {
+    """Guards against numbers that vLLM's tools cannot find or that contradict each other."""
+    metrics = json.loads(ask({"prompt": "ab", "n": 2})[2])["metrics"]["speculative_decoding"]
+    assert metrics == {
         "mean_acceptance_length": 2.0, "draft_acceptance_rate": round(4 / 12, 4), "acceptance_histogram": [2, 0, 2, 0],
         "num_spec_steps": 4, "num_accepted_draft_tokens": 4, "num_draft_tokens": 12, "num_spec_tokens": 3,
     }  # fmt: skip
 
 
 def test_routes_that_clients_look_for() -> None:
-    """Guards against models not found by name, a local path told, HEAD refused, a request's number lost or forged."""
+    """Guards against models not found by name, a local path shown, HEAD refused, a request's id lost or forged."""
     status, _, raw = ask(None, "/v1/models/micro", "GET")
     assert status == 200 and json.loads(raw)["id"] == "micro" and b"secret" not in raw
     assert b"secret" not in ask(None, "/v1/models", "GET")[2] and ask(None, "/v1/models/other", "GET")[0] == 404
@@ -283,13 +283,13 @@ def test_routes_that_clients_look_for() -> None:
 
 
 def test_requests_are_written_down_by_their_numbers(tmp_path: Path) -> None:
-    """Guards against requests that cannot be followed, and texts in a log."""
+    """Guards against requests that cannot be followed by their ids, and texts in a log."""
     log = tmp_path / "requests.jsonl"
     for stream in (False, True):
         ask({"prompt": "xyz", "n": 2, "stream": stream}, headers={"x-request-id": "mine"}, request_log=log)
     ask({}, headers={"x-request-id": "a b"}, request_log=log)
-    whole, streamed, wrong = (json.loads(line) for line in log.read_text().splitlines())
-    for line in (whole, streamed):
+    plain, streamed, wrong = (json.loads(line) for line in log.read_text().splitlines())
+    for line in (plain, streamed):
         assert (line["id"], line["status"], line["route"]) == ("mine", 200, f"POST {AT}") and line["seconds"] >= 0
         assert (line["completion_tokens"], line["finish"]) == (32, ["length", "length"])
     assert wrong["id"] != "a b" and wrong["status"] == 400 and "xyz" not in log.read_text()
@@ -300,12 +300,12 @@ def test_requests_are_written_down_by_their_numbers(tmp_path: Path) -> None:
     [
         b'{"prompt":[' + b"[]," * 1_300_000 + b"[]]}",
         b'{"prompt":"a","stop":[' + b"[]," * 1_300_000 + b"[]]}",
-        b'{"prompt":"a","logit_bias":{' + b",".join(b'"%d":0' % one for one in range(350_000)) + b"}}",
+        b'{"prompt":"a","logit_bias":{' + b",".join(b'"%d":0' % token for token in range(350_000)) + b"}}",
     ],
     ids=["lists", "stops", "fields"],
 )
 def test_a_large_body_of_small_parts_is_not_parsed(body: bytes) -> None:
-    """Guards against four megabytes that keep the event loop from all other requests for seconds."""
+    """Guards against a body of 4 MB that keeps the event loop from all other requests for seconds."""
     began = time.thread_time()
     _, _, raw = ask(body)
     assert json.loads(raw)["error"]["param"] in ("prompt", "stop", "logit_bias")
@@ -313,12 +313,12 @@ def test_a_large_body_of_small_parts_is_not_parsed(body: bytes) -> None:
 
 
 def test_a_stop_string_ends_the_job_at_its_token() -> None:
-    """Guards against tokens that are charged behind a stop string, and a wrong word for the end."""
+    """Guards against tokens that are counted after a stop string, and a wrong finish reason."""
     client = MadeUp()
-    said = json.loads(asyncio.run(asked(client, AT, {"prompt": "aa", "max_tokens": 6, "stop": "aaa"}))[2])
-    assert said["usage"]["completion_tokens"] < 6, "none of what stands behind it"
-    assert said["choices"][0]["finish_reason"] == "stop", "though the engine came to the limit in the same report"
-    assert not any(isinstance(one, Cancel) for one in client.sent)
+    answer = json.loads(asyncio.run(call(client, AT, {"prompt": "aa", "max_tokens": 6, "stop": "aaa"}))[2])
+    assert answer["usage"]["completion_tokens"] < 6, "tokens after it are not counted"
+    assert answer["choices"][0]["finish_reason"] == "stop", "though the engine came to the limit in the same report"
+    assert not any(isinstance(message, Cancel) for message in client.sent)
 
 
 # ---- what a body may hold
@@ -354,18 +354,18 @@ def test_what_a_message_says_beside_its_words_is_refused_unless_it_is_nothing(
 @pytest.mark.parametrize("more", [{}, {"content": None}, {"contnet": ""}, {"content": None, "tool_calls": None}])
 @pytest.mark.parametrize("role", ["user", "assistant", "system"])
 def test_a_message_without_content_is_refused(role: str, more: dict[str, Any]) -> None:
-    """Guards against a question that is asked without its words."""
+    """Guards against an answer to a message whose text is missing."""
     status, _, raw = ask({"messages": [{"role": role, **more}]}, "/v1/chat/completions")
     assert status == 400 and "'content'" in json.loads(raw)["error"]["message"]
 
 
 def test_names_go_to_the_chat_template() -> None:
-    """Guards against names of speakers that are swallowed where the template has a place for them."""
+    """Guards against names of speakers that are lost although the template has a place for them."""
     client = MadeUp()
     client.ready.tokenizer.chat_template = "{% for m in messages %}{{ m.name }}: {{ m.content }}{% endfor %}"
     body = {"messages": [{"role": "user", "name": "Ann", "content": "hi"}], "max_tokens": 1}
     try:
-        assert asyncio.run(asked(client, "/v1/chat/completions", body))[0] == 200
+        assert asyncio.run(call(client, "/v1/chat/completions", body))[0] == 200
     finally:
         client.ready.tokenizer.chat_template = CHAT_TEMPLATE
     assert TOKENIZER.decode(client.sent[0].prompt_ids) == "Ann: hi"
@@ -377,9 +377,9 @@ def test_names_go_to_the_chat_template() -> None:
      ({"include_usage": 1}, 400), ([], 400), (None, 200)],
 )  # fmt: skip
 def test_options_of_streams_are_looked_at(options: Any, status: int) -> None:
-    """Guards against a stream that lacks what was asked for, without a word."""
-    found, _, raw = ask({"prompt": "ab", "stream": True, "stream_options": options})
-    assert found == status, raw
+    """Guards against a stream that lacks what was asked for, without an error."""
+    actual, _, raw = ask({"prompt": "ab", "stream": True, "stream_options": options})
+    assert actual == status, raw
     if status != 200:
         assert json.loads(raw)["error"]["param"] == "stream_options"
 
@@ -389,13 +389,13 @@ def test_options_of_streams_are_looked_at(options: Any, status: int) -> None:
              b'{"prompt":"\\ud800"}', b'{"prompt":"a","x":' + b"[" * 50_000 + b"]" * 50_000 + b"}"],
 )  # fmt: skip
 def test_what_is_no_json_names_no_field(body: bytes) -> None:
-    """Guards against a place in the text that is told for the name of a field."""
+    """Guards against a place in the JSON text that is reported as the name of a field."""
     status, _, raw = ask(body)
     assert status == 400 and json.loads(raw)["error"]["param"] is None
 
 
 def test_numbers_of_any_length() -> None:
-    """Guards against a traceback, and seconds, for a number of thousands of digits."""
+    """Guards against a traceback, or seconds of work, for a number of thousands of digits."""
     long = b"9" * 100_000
     for body in (b'{"prompt":"a","max_tokens":%b}', b'{"prompt":"a","seed":-%b}', b'{"prompt":[%b]}',
                  b'{"prompt":"a","temperature":%b}', b'{"prompt":"a","logit_bias":%b}'):  # fmt: skip
@@ -409,7 +409,7 @@ def vocabulary() -> Vocabulary:
 
 @cache
 def falls_back_to_bytes() -> PreTrainedTokenizerFast:
-    """A tokenizer as Llama 2 has one: spaces are marks before words, and what it lacks is bytes. 3 + N is byte N."""
+    """A tokenizer as Llama 2 has one: spaces are marks before words, unknown characters are bytes. 3 + N is byte N."""
     words = ["\u2581", "\u2581true", "true", *"abehlortuwyA", "\u2581wor", "\u2581a"]
     names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     core = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, [], unk_token="<unk>",
@@ -451,12 +451,12 @@ STOPS = st.text("ab", min_size=1, max_size=4) | st.text("abcdé ", min_size=1, m
 @example(list("€".encode()), [1, 2], [])
 def test_text_in_portions_is_the_text_up_to_its_stop(ids: list[int], cuts: list[int], stops: list[str]) -> None:
     """Guards against characters broken, doubled or lost where a forward ends, and any part of a stop string sent."""
-    writer, whole, sent = Writer(vocabulary(), stops), cut_at(text_of(ids), stops), ""
+    writer, text, sent = Writer(vocabulary(), stops), cut_at(text_of(ids), stops), ""
     for portion in portions(ids, cuts):
         sent += writer.write(portion)
-        assert whole.startswith(sent)
-    assert sent + writer.close() == whole
-    assert writer.stopped == (whole != text_of(ids)) and (writer.stopped or writer.used == len(ids))
+        assert text.startswith(sent)
+    assert sent + writer.close() == text
+    assert writer.stopped == (text != text_of(ids)) and (writer.stopped or writer.used == len(ids))
 
 
 BYTES = st.lists(
