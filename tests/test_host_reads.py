@@ -1,4 +1,4 @@
-"""How often a step asks the device for a number, and that what it reads does not grow with the answers."""
+"""How often a step reads a number from the device, and that its reads do not grow with the answers."""
 
 import copy
 from collections import Counter
@@ -27,7 +27,7 @@ READS = {
 
 
 class Reads(TorchFunctionMode):
-    """Counts what makes the host wait for the device, and the numbers that it gets."""
+    """Counts the calls that make the host wait for the device, and the numbers that they read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Reads(TorchFunctionMode):
         name = READS.get(func)
         if func in (Tensor.__getitem__, Tensor.__setitem__):
             chosen = args[1] if isinstance(args[1], tuple) else (args[1],)
-            name = "mask" if any(isinstance(one, Tensor) and one.dtype == torch.bool for one in chosen) else None
+            name = "mask" if any(isinstance(index, Tensor) and index.dtype == torch.bool for index in chosen) else None
         if name:
             self.count[name] += 1
             self.numbers += args[0].numel()
@@ -53,13 +53,13 @@ class Operations(TorchDispatchMode):
         self.count: Counter[str] = Counter()
         self.products: set[torch.dtype] = set()
 
-    def __torch_dispatch__(self, function: Any, types: Any, given: Any = (), named: Any = None) -> Any:
-        name, found = function.__name__.split(".")[0], function(*given, **(named or {}))
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, output = function.__name__.split(".")[0], function(*args, **(kwargs or {}))
         if name in ("mm", "addmm"):
-            self.products.add(given[-1].dtype)
-        if not (name == "to" and found is given[0]):
+            self.products.add(args[-1].dtype)
+        if not (name == "to" and output is args[0]):
             self.count[name] += 1
-        return found
+        return output
 
 
 @pytest.fixture(scope="module")
@@ -76,22 +76,22 @@ def a_batch(
     models: dict[str, Any], method: str, requests: list[Request], *, meter: Meter | None = None, eos_id: int = -1,
     on_tokens: Callable[[int, list[int]], None] | None = None, **options: Any,
 ) -> tuple[Batch, dict[int, Generation]]:  # fmt: skip
-    """Rows that have just joined, and what they will have come to."""
+    """Rows that have just joined, and where their generations will be."""
     done: dict[int, Generation] = {}
     chosen = build_method(method, Options(mask_id=MASK, draft=models["draft"], heads=models["heads"], **options))
-    told: dict[str, Any] = {"on_finished": done.__setitem__, "on_tokens": on_tokens, "meter": meter}
-    batch = Batch(models["model"], chosen, eos_id=eos_id, pad_id=PAD, **told)
+    callbacks: dict[str, Any] = {"on_finished": done.__setitem__, "on_tokens": on_tokens, "meter": meter}
+    batch = Batch(models["model"], chosen, eos_id=eos_id, pad_id=PAD, **callbacks)
     batch.join(dict(enumerate(requests)))
     return batch, done
 
 
 def reads_of(batch: Batch, steps: int) -> list[Reads]:
-    found = []
+    by_step = []
     for _ in range(steps):
         with Reads() as reads:
             batch.step()
-        found.append(reads)
-    return found
+        by_step.append(reads)
+    return by_step
 
 
 def uneven(threshold: float | None) -> list[Request]:
@@ -113,18 +113,18 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], int]] = {  # what is decoded how 
 @pytest.mark.parametrize("metered", [False, True])
 @pytest.mark.parametrize("what", SETTINGS)
 def test_a_step_reads_little(what: str, metered: bool, models: dict[str, Any]) -> None:
-    """Guards against a step that waits for the device time and again: a read of rows, of fillers, of a draft's."""
+    """Guards against a step that waits for the device again and again: for rows, for fillers, for drafts."""
     method, options, most = SETTINGS[what]
     threshold = options.get("threshold")
     rest = {name: value for name, value in options.items() if name != "threshold"}
     batch, _ = a_batch(models, method, uneven(threshold=threshold), meter=Meter() if metered else None, **rest)
-    found = reads_of(batch, 12)
-    assert max(reads.count.total() for reads in found) <= most, [dict(reads.count) for reads in found]
+    steps = reads_of(batch, 12)
+    assert max(reads.count.total() for reads in steps) <= most, [dict(reads.count) for reads in steps]
 
 
 @pytest.mark.parametrize("draft_method", ["ar", "mars"])
 def test_drafts_are_as_many_as_the_host_believes(draft_method: str, models: dict[str, Any]) -> None:
-    """Guards against drafts or lengths that the host reckons otherwise than the device has them, near ends too."""
+    """Guards against drafts or lengths that differ between host and device, also near the ends of answers."""
     requests = [Request([4 + row, 5, 6], 3 + 5 * row) for row in range(5)]
     drafting = {"draft_method": draft_method, "draft_threshold": 0.2, "draft_length": 3}
     batch, done = a_batch(models, "speculative", requests, **drafting)
@@ -143,7 +143,7 @@ def test_drafts_are_as_many_as_the_host_believes(draft_method: str, models: dict
         batch.step()
     assert len(drafted) > 1
     ar = decode(models["model"], build_method("ar", Options()), requests, eos_id=-1, pad_id=PAD)
-    assert [done[row].tokens for row in range(5)] == [one.tokens for one in ar]
+    assert [done[row].tokens for row in range(5)] == [generation.tokens for generation in ar]
 
 
 def test_who_listens_is_told_in_one_read(models: dict[str, Any]) -> None:
@@ -159,11 +159,11 @@ def test_who_listens_is_told_in_one_read(models: dict[str, Any]) -> None:
 
 def test_rows_that_end_are_read_at_once(models: dict[str, Any]) -> None:
     """Guards against several reads for every row that leaves."""
-    found = []
+    counts = []
     for rows in (2, 12):
         requests = [Request([4, 5, 6], 3 + row % 2) for row in range(rows)]
         batch, _ = a_batch(models, "ar", requests)
         batch.step()
-        found.append(reads_of(batch, 1)[0].count.total())
+        counts.append(reads_of(batch, 1)[0].count.total())
         assert len(batch) == rows // 2
-    assert found[0] == found[1] <= 4
+    assert counts[0] == counts[1] <= 4

@@ -41,10 +41,10 @@ def setting(wrong: set[int], emitted: int) -> Answers:
 def test_each_half_answers_with_what_the_other_half_chose() -> None:
     """Guards against a question that chooses its setting, swapped halves, rounding on bounds, unlike questions."""
     careful, fair, reckless = setting(set(), 10), setting({0, 3}, 15), setting(set(range(1, 100, 2)), 30)
-    found = cross_fitted([careful, fair, reckless], allowed_loss=1.0)
+    fitted = cross_fitted([careful, fair, reckless], allowed_loss=1.0)
     # The even questions do not see what the reckless one loses.
-    assert found.emitted == [15, 30] * (N // 2)
-    assert found.correct == [fair.correct[p] if p % 2 == 0 else reckless.correct[p] for p in range(N)]
+    assert fitted.emitted == [15, 30] * (N // 2)
+    assert fitted.correct == [fair.correct[p] if p % 2 == 0 else reckless.correct[p] for p in range(N)]
     assert fastest_within([careful, fair, reckless], 1.0, range(N)) == 1
     reference = setting(set(), 10)
     assert fastest_within([reference, setting({0, 2}, 20)], 1.0, range(N)) == 1
@@ -83,9 +83,9 @@ def test_a_longer_training_is_raced_over_ar_of_its_own_kind() -> None:
         for size in (1, 4, 16)
     ]
     page = longer._raced(race)
-    said = [" ".join(line) for line in lines_of(page)]
-    assert any(line.startswith("tau = .95 1.50 [1.50, 1.50] 6.00 [6.00, 6.00] 24.00") for line in said), said
-    assert any(line.startswith("compiled `ar` over `hf-generate` 1.00 [1.00, 1.00] 4.00") for line in said), said
+    lines = [" ".join(line) for line in lines_of(page)]
+    assert any(line.startswith("tau = .95 1.50 [1.50, 1.50] 6.00 [6.00, 6.00] 24.00") for line in lines), lines
+    assert any(line.startswith("compiled `ar` over `hf-generate` 1.00 [1.00, 1.00] 4.00") for line in lines), lines
     speeds = [speed.measure(race).estimate for words, speed in longer.STUDY.claims[0].beside if words in longer.FASTER]
     assert [speed.value for speed in speeds] == pytest.approx([1.5, 6.0, 24.0]) and longer._raced([]) == ""
 
@@ -123,7 +123,7 @@ def test_a_line_with_a_draft_model_loads_it_and_depends_on_it(run: Run) -> None:
 
 
 def test_a_scale_without_draft_models_says_how_to_name_one(tmp_path: Path) -> None:
-    """Guards against a table of the paper's scales that one missing draft ends, or that tries to train it."""
+    """Guards against a table of the paper's scales that stops at a missing draft model, or tries to train it."""
     big = Checkpoints(Run(preset("7b").with_checkpoints([], train_all=True), Workspace(tmp_path, "7b")))
     draft = TrainedStage("draft_ar_sft", None)
     assert not big.is_to_train(draft)
@@ -138,17 +138,17 @@ MANY = 2000  # questions per benchmark
 
 def made_rows(right: dict[str, int], *, tokens: int = 100, on_bbh: int | None = None) -> list[Row]:
     """All lines: so many of 2,000 questions right (by line, 1,400, of the base 1,200), on BBH perhaps others."""
-    found, right = list[Row](), {"base": 1200, **right}
+    rows, right = list[Row](), {"base": 1200, **right}
     for arm in regime.PLAN.lines:
         for name in BENCHMARKS:
             count = right.get(arm.name, 1400) if name != "bbh" or on_bbh is None else on_bbh
             emitted = [tokens] * MANY if arm == regime.UNTRAINED_MASKS else [100] * MANY
-            found.append(answered(arm, name, [place < count for place in range(MANY)], emitted, [100] * MANY))
-    return found
+            rows.append(answered(arm, name, [place < count for place in range(MANY)], emitted, [100] * MANY))
+    return rows
 
 
 def outcome(number: int, of: Sequence[Row]) -> Verdict:
-    """What a criterion says of one seed's rows."""
+    """The verdict of a criterion on one seed's rows."""
     return regime.CRITERIA[number].of(of).side
 
 
@@ -163,12 +163,12 @@ def outcome(number: int, of: Sequence[Row]) -> Verdict:
     ],
 )  # fmt: skip
 def test_a_criterion_holds_and_fails(number: int, holding: list[Row], failing: list[Row]) -> None:
-    """Guards against a criterion that cannot fail, one that looks at one side only, and lines taken for each other."""
+    """Guards against a criterion that cannot fail, one that looks at one side only, and lines that are mixed up."""
     assert (outcome(number, holding), outcome(number, failing)) == ("holds", "does not hold")
 
 
 def test_room_chance_and_seeds_are_seen() -> None:
-    """Guards against an average that hides a ceiling or chance, and shares of seeds taken for answers."""
+    """Guards against an average that hides a ceiling or chance, and shares of seeds counted as answers."""
     assert regime.room_on_enough({0: made_rows({})}) == ("6 surely, 6 possibly", "holds")
     assert regime.room_on_enough({0: made_rows({"ar_sft": 1990})})[1] == "does not hold"
     assert regime.above_chance({0: made_rows({})}) == ("none", "holds")
@@ -182,7 +182,7 @@ def test_room_chance_and_seeds_are_seen() -> None:
 
 
 def of_135m(arm: Any, digests: list[str], benchmark: str = "gsm8k") -> EvaluationRow:
-    """A cell of scale 135m whose answers are given by what their tokens hash to."""
+    """A cell of scale 135m, whose answers are known by the digests of their tokens."""
     many = len(digests)
     return EvaluationRow(
         f"{arm.name} {benchmark}", "done", "", "135m", arm.name, arm.stage, arm.method, arm.options, benchmark, "score",
@@ -191,7 +191,7 @@ def of_135m(arm: Any, digests: list[str], benchmark: str = "gsm8k") -> Evaluatio
 
 
 def test_answers_are_held_against_their_own_checkpoint_and_the_base() -> None:
-    """Guards against agreement with another checkpoint, and a division by the answers that end where none does."""
+    """Guards against agreement with another checkpoint, and a division by zero where no answer ends."""
     rows = [
         of_135m(AR, ["a", "b", "c", "d"]),
         of_135m(GROUPS, ["a", "b", "c", "x"]),
@@ -205,7 +205,7 @@ def test_answers_are_held_against_their_own_checkpoint_and_the_base() -> None:
 
 
 def test_a_claim_pairs_lines_of_one_type_of_weights() -> None:
-    """Guards against a claim that takes rows of another type of weights, and is "not run" where they are alike."""
+    """Guards against a claim that takes rows of another type of weights, and is "not run" where the types are equal."""
     pair = [of_135m(line, ["a"] * 4, benchmark) for line in (AR, GROUPS) for benchmark in PLAN.benchmarks]
     claim = more_accurate(PLAN, AR.name, GROUPS.name)
     assert claim.of(pair).estimate is not None
@@ -214,14 +214,14 @@ def test_a_claim_pairs_lines_of_one_type_of_weights() -> None:
 
 
 def test_a_race_that_lacks_a_contender_is_said_to_be_in_part() -> None:
-    """Guards against what one race lacks, hidden by the other's rows of the same contenders, or by a shorter race."""
+    """Guards against gaps in one race that rows of the other race or of a shorter one hide."""
     committed = page_rows("real-model", "135m")
-    (one, *_) = [row for row in committed if isinstance(row, SweepRow) and row.batch_size == 1]
+    (sweep, *_) = [row for row in committed if isinstance(row, SweepRow) and row.batch_size == 1]
     raced = [
-        replace(one, key=f"{name} {dtype} {prompts}", contender=name, dtype=dtype, prompts=prompts)
+        replace(sweep, key=f"{name} {dtype} {prompts}", contender=name, dtype=dtype, prompts=prompts)
         for name in GRID_NAMES
         for dtype in ("float32", "bfloat16")
-        for prompts in (one.prompts, 2)
+        for prompts in (sweep.prompts, 2)
     ]
     answered = [row for row in committed if isinstance(row, EvaluationRow)]
 
@@ -230,14 +230,14 @@ def test_a_race_that_lacks_a_contender_is_said_to_be_in_part() -> None:
 
     assert "the race" not in lacking(raced)
     for dtype in ("float32", "bfloat16"):
-        assert "parts of the race." in lacking([row for row in raced if row.key != f"ar {dtype} {one.prompts}"])
+        assert "parts of the race." in lacking([row for row in raced if row.key != f"ar {dtype} {sweep.prompts}"])
     assert "the race." in lacking([])
 
 
 def test_digests_and_budgets() -> None:
-    """Guards against answers alike because they begin so, and pages of mini over checkpoints of three steps."""
-    found = {digest_of(tokens) for tokens in ([], [1], [1, 2], [12], [2, 1])}
-    assert len(found) == 5 and all(len(one) == 8 for one in found)
+    """Guards against equal digests of answers that begin alike, and pages of mini from checkpoints of three steps."""
+    digests = {digest_of(tokens) for tokens in ([], [1], [1, 2], [12], [2, 1])}
+    assert len(digests) == 5 and all(len(digest) == 8 for digest in digests)
     done = invoke("reproduce", "table2", "--max-steps", "3", code=2)
     assert "--max-steps and --gpus-per-training are not for scale mini" in done.stderr
 
@@ -245,7 +245,7 @@ def test_digests_and_budgets() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("brief_training")
 def test_the_page_is_made_and_made_once(output: Path) -> None:
-    """Guards against a study whose lines, checkpoints or race do not fit together, and rows that are made anew."""
+    """Guards against a study whose lines, checkpoints or race do not fit together, and rows that are measured again."""
     arguments = ["reproduce", "real-model", "--scale", "micro", "--limit", "4", "--jobs", "1", "--output", str(output)]
     invoke(*arguments)
     workspace = Workspace(output, "micro", "limit4")

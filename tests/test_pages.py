@@ -48,22 +48,22 @@ def test_numbers_and_claims_are_of_their_lines(page: TablePage) -> None:
     """Guards against a number in the wrong line or column, a swapped sign or pair, and a claim of a renamed line."""
     rows = rows_of(page)
     cells, text = latest_cells(rows), page.render(rows, "mini")
-    found = {name: line for line in lines_of(text) for name in line[0].split("; ")}
+    printed = {name: line for line in lines_of(text) for name in line[0].split("; ")}
     for line in page.plan.lines:
         if page.lines and line.name not in page.lines:
             continue
         own = [cells[line.name, name] for name in columns(page.plan)]
-        shown = found[line.label]
+        shown = printed[line.label]
         assert shown[1 : 1 + len(own)] == [f"{100 * mean(row.correct):.1f}" for row in own]
         average = 100 * mean(mean(row.correct) for row in own)
         tokens = mean(sum(row.emitted) / sum(row.forwards) for row in own)
         assert shown[1 + len(own)].startswith(f"{average:.1f} ") and shown[2 + len(own)].startswith(f"{tokens:.2f} ")
     for claim in page.claims:
-        found = claim.of(rows)
-        assert found.estimate is not None and set(claim.lines) <= {line.name for line in page.plan.lines}
+        estimate = claim.of(rows).estimate
+        assert estimate is not None and set(claim.lines) <= {line.name for line in page.plan.lines}
         if len(claim.lines) == 2 and claim.unit == "points":
-            one, other = ([mean(cells[name, b].correct) for b in columns(page.plan)] for name in claim.lines)
-            assert found.estimate.value == pytest.approx(100 * (mean(one) - mean(other)))
+            first, second = ([mean(cells[name, b].correct) for b in columns(page.plan)] for name in claim.lines)
+            assert estimate.value == pytest.approx(100 * (mean(first) - mean(second)))
 
 
 @pages
@@ -83,20 +83,20 @@ def test_nothing_undefined_is_printed_or_drawn(page: TablePage, case: str, tmp_p
     page.draw([rows], tmp_path)
 
 
-def found_of(value: float, side: Any, **said: Any) -> Finding:
-    claim = Claim(measure=lambda rows: Measured(), bound=Bound(low=0.0), text="It is so", **said)
+def finding(value: float, side: Any, **options: Any) -> Finding:
+    claim = Claim(measure=lambda rows: Measured(), bound=Bound(low=0.0), text="It is so", **options)
     return Finding(claim, Measured(Estimate(value, Interval(value - 1, value + 1), 9)), side, p=0.01)
 
 
 def test_a_verdict_is_that_after_holm_and_says_where_it_holds() -> None:
-    """Guards against verdicts before Holm, toys that pass for the paper's, "-2.0" beside -2, p of 0, and pipes."""
-    sure = replace(found_of(2.0, "holds"), after_holm=0.02)
+    """Guards against verdicts before Holm, toys shown as the paper's, "-2.0" beside a bound -2, p of 0, and pipes."""
+    sure = replace(finding(2.0, "holds"), after_holm=0.02)
     assert verdict(sure, "mini") == "holds in the toy" and verdict(sure, "135m") == "holds"
     assert verdict(replace(sure, after_holm=0.06), "mini") == "open"
-    assert verdict(found_of(2.0, "holds", untestable="Too small."), "mini") == "not testable here"
-    assert verdict(found_of(2.0, "holds", check=True), "mini") == "by construction"
-    assert verdict(found_of(2.0, "does not hold", check=True), "mini") == "broken: does not hold"
-    assert tally([("mini", sure), ("mini", sure), ("mini", found_of(0.0, "open"))]) == "2 hold, 1 open"
+    assert verdict(finding(2.0, "holds", untestable="Too small."), "mini") == "not testable here"
+    assert verdict(finding(2.0, "holds", check=True), "mini") == "by construction"
+    assert verdict(finding(2.0, "does not hold", check=True), "mini") == "broken: does not hold"
+    assert tally([("mini", sure), ("mini", sure), ("mini", finding(0.0, "open"))]) == "2 hold, 1 open"
     claim = Claim(measure=lambda rows: Measured(), bound=Bound(low=-2.0), signed=True)
     assert Finding(claim, Measured(Estimate(-1.0, Interval(-2.02, 0.04), 9))).found == "-1.00 [-2.02, +0.04] points"
     assert p_value(0.00001) == "< 0.0001" and p_value(0.0499) == "0.0499"
@@ -124,7 +124,7 @@ def test_a_study_stands_on_the_page_of_another(tmp_path: Path, monkeypatch: pyte
 
 
 def test_pages_are_short_and_layouts_sound() -> None:
-    """Guards against reports that nobody reads, and layouts with a stray brace or lines too long."""
+    """Guards against reports that are too long, and layouts with a stray brace or lines too long."""
     counts = {
         page: len(page.read_text(encoding="utf-8").split())
         for page in [*(ROOT / "reports").glob("*.md"), *(ROOT / "reports/135m").glob("*.md")]
@@ -144,18 +144,18 @@ CURVE_N = 300  # questions per benchmark
 ENDINGS = CURVES[SCALES_OWN]
 
 
-def points(*right: tuple[int, int], asked: int = CURVE_N) -> list[Row]:
+def points(*right: tuple[int, int], questions: int = CURVE_N) -> list[Row]:
     """A curve: at each of its steps, so many of its questions right by AR SFT and by every line of MARS."""
-    found = list[Row]()
+    rows = list[Row]()
     for place, (ending, (ar, mars)) in enumerate(zip(ENDINGS, right, strict=False)):
-        said = f"mars{ending}", 4, 900_000, 800 * 2**place, 1, 1.0, 1.0
-        found.append(TrainingRow(f"training{ending}", "done", "", "mini", *said, checkpoint=f"trained{ending}"))
+        training = f"mars{ending}", 4, 900_000, 800 * 2**place, 1, 1.0, 1.0
+        rows.append(TrainingRow(f"training{ending}", "done", "", "mini", *training, checkpoint=f"trained{ending}"))
         for line in curves.PLAN.lines:
             if line.stage in (f"ar_sft{ending}", f"mars{ending}"):
                 count = ar if line.method == "ar" else mars
-                correct = [question < count for question in range(asked)]
-                found += [answered(line, name, correct, [120] * asked, [100] * asked) for name in BENCHMARKS]
-    return found
+                correct = [question < count for question in range(questions)]
+                rows += [answered(line, name, correct, [120] * questions, [100] * questions) for name in BENCHMARKS]
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -170,12 +170,12 @@ def points(*right: tuple[int, int], asked: int = CURVE_N) -> list[Row]:
     ],
 )
 def test_the_rule_names_the_steps_after_which_no_line_moves(right: tuple[tuple[int, int], ...], words: str) -> None:
-    """Guards against a rule that looks at one line, or at the next point alone, or decides without points."""
+    """Guards against a rule that looks at one line or at the next point only, or decides without points."""
     assert settled([points(*right)], SCALES_OWN) == words
 
 
 def test_a_page_of_some_points_says_that_it_is_in_part(tmp_path: Path) -> None:
-    """Guards against missing points that are drawn, or left out in silence."""
+    """Guards against missing points that are drawn, or left out without a note."""
     rows = points((200, 180), (201, 181))
     page = curves.STUDY.render(rows, "mini")
     assert "**In part:** some points are not measured of: shipped base, gentle rate; shipped base, ten" in page
@@ -186,9 +186,9 @@ def test_a_page_of_some_points_says_that_it_is_in_part(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", curves.PLAN.seeds[:2])
 def test_a_page_of_a_seed_of_its_own_is_written(seed: int, tmp_path: Path) -> None:
-    """Guards against rows that are measured, and a command that ends in a KeyError where its page should be."""
+    """Guards against a command that measures all rows and then ends in a KeyError instead of a page."""
     workspace = Workspace(tmp_path, "mini", f"seed{seed}")
-    workspace.publish(curves.PLAN.key, points((130, 120), (131, 121), asked=curves.QUESTIONS))
+    workspace.publish(curves.PLAN.key, points((130, 120), (131, 121), questions=curves.QUESTIONS))
     assert "**In part:**" in write_study(curves.STUDY, workspace).read_text()
 
 
@@ -235,7 +235,7 @@ Its words.
 
 
 def test_what_has_nothing_to_say_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against headings over nothing, half sentences, broken paragraphs, and a slot that nobody fills."""
+    """Guards against headings over nothing, half sentences, broken paragraphs, and a slot that is not filled."""
     (tmp_path / "page.md").write_text(LAYOUT, encoding="utf-8")
     monkeypatch.setattr(markdown.resources, "files", lambda package: tmp_path)
     first, section, other = filled("any", "page.md", {"scale": "mini", "fast": "1 {slow}", "slow": ""})
@@ -263,7 +263,7 @@ def of_page(rows: Sequence[Row], number: str) -> str:
 
 
 def test_differences_have_their_size_sign_and_verdict() -> None:
-    """Guards against a difference the wrong way round, in fractions, or called seen, and ratios upside down."""
+    """Guards against a difference of wrong sign or in fractions, one that is called seen, and ratios upside down."""
     rows = [*twenty_questions("mars_b4", 18, 10), *twenty_questions("mars_paper_alignment_b4", 15, 10)]
     rows += [*twenty_questions("mars_b4_0.95", 15, 20), *twenty_questions("mars_paper_alignment_b4_0.95", 15, 25)]
     lines = [line for line in of_page(rows, "D1").splitlines() if line.startswith("| MARS")]
@@ -279,10 +279,10 @@ def test_differences_have_their_size_sign_and_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "words"),
     [([0.5, 0.6], "up to 48"), ([0.5, 1.0], "From batch size 48 on"), ([1.0, 0.5], "From batch size 1 on")],
 )
-def test_the_knee_is_the_first_batch_size_without_a_gain(seconds: list[float], said: str) -> None:
-    """Guards against a knee that is passed over, or found where MARS is faster."""
+def test_the_knee_is_the_first_batch_size_without_a_gain(seconds: list[float], words: str) -> None:
+    """Guards against a knee that is missed, or found where MARS is faster."""
     rows = [raced("mars", size, [taken] * 3) for size, taken in zip((1, 48), seconds, strict=True)]
-    assert said in of_page(rows, "D14")
+    assert words in of_page(rows, "D14")
