@@ -1,4 +1,4 @@
-"""A running server for tests, and what talks to it below any client's manners."""
+"""A running server for tests, and the requests and sockets that reach it."""
 
 import json
 import queue
@@ -25,7 +25,7 @@ class Running:
         self.process = subprocess.Popen(
             [*command, "--port", "0", *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        self.said: list[str] = []
+        self.output: list[str] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
         self.url = self.wait_for(r"http://\S+")
@@ -35,17 +35,17 @@ class Running:
     def _listen(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.said.append(line)
+            self.output.append(line)
             self._lines.put(line)
         self._lines.put(None)
 
     def wait_for(self, pattern: str, seconds: float = 400) -> str:
-        """The first match in what the server says from now on; loading takes long on a machine with much else to do."""
+        """The first match in what the server prints from now on; loading takes long on a busy machine."""
         until = time.monotonic() + seconds
         while line := self._lines.get(timeout=max(0.1, until - time.monotonic())):
-            if found := re.search(pattern, line):
-                return found[0]
-        raise AssertionError(f"the server has ended: {''.join(self.said)}")
+            if match := re.search(pattern, line):
+                return match[0]
+        raise AssertionError(f"the server has ended: {''.join(self.output)}")
 
     def call(self, path: str, body: Any = None, method: str | None = None, **more: Any) -> requests.Response:
         headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
@@ -55,35 +55,35 @@ class Running:
 
     def complete(self, **body: Any) -> dict[str, Any]:
         """A completion that must succeed."""
-        found = self.call("/v1/completions", body)
-        assert found.status_code == 200, found.text
-        answer: dict[str, Any] = found.json()
+        response = self.call("/v1/completions", body)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
         return answer
 
     def stream(self, **body: Any) -> Iterator[dict[str, Any]]:
-        """The events of a streamed completion, but for the last."""
-        with self.call("/v1/completions", body | {"stream": True}, stream=True) as found:
-            assert found.status_code == 200, found.text
-            for line in found.iter_lines(chunk_size=1):
+        """The events of a streamed completion, without the last."""
+        with self.call("/v1/completions", body | {"stream": True}, stream=True) as response:
+            assert response.status_code == 200, response.text
+            for line in response.iter_lines(chunk_size=1):
                 if line.startswith(b"data: {"):
                     yield json.loads(line[6:])
 
     def gauge(self, name: str) -> float:
         text = self.call("/metrics").text
-        (found,) = re.findall(rf"^{re.escape(name)}{{[^}}]*}} (\S+)$", text, re.M)
-        return float(found)
+        (value,) = re.findall(rf"^{re.escape(name)}{{[^}}]*}} (\S+)$", text, re.M)
+        return float(value)
 
     def is_empty(self) -> bool:
-        """Whether no request is left in it, by its own account."""
+        """Whether its own gauges show that no request is left in it."""
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
         return all(self.gauge(name) == 0 for name in names)
 
     def memory(self) -> int:
         own = psutil.Process(self.process.pid)
-        return sum(int(one.memory_info().rss) for one in (own, *own.children(recursive=True)))
+        return sum(int(process.memory_info().rss) for process in (own, *own.children(recursive=True)))
 
     def connect(self, buffer: int | None = None) -> socket.socket:
-        """A bare connection, with so much room for what nobody has read."""
+        """A bare connection, which keeps so many bytes that are not read yet."""
         own = socket.socket()
         own.settimeout(30)
         if buffer is not None:
@@ -92,7 +92,7 @@ class Running:
         return own
 
     def send(self, body: dict[str, Any], buffer: int | None = None) -> socket.socket:
-        """A request whose answer nobody reads yet."""
+        """A request whose answer is not read yet."""
         data = json.dumps(body).encode()
         own = self.connect(buffer)
         head = "POST /v1/completions HTTP/1.1\nHost: localhost\nContent-Type: application/json\n"
@@ -101,7 +101,7 @@ class Running:
         return own
 
     def end(self, seconds: float = 30) -> int:
-        """Tell it to end, and see how it does."""
+        """Tell it to end; returns its exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -111,7 +111,7 @@ class Running:
 
 
 def eventually(holds: Any, seconds: float = 120) -> bool:
-    """Whether something comes to hold within a time."""
+    """Whether a condition becomes true within a time."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if holds():

@@ -1,4 +1,4 @@
-"""Small tasks for tests of executors, in a module that processes import at once."""
+"""Small tasks for tests of executors, in a module that processes import quickly."""
 
 import os
 import signal
@@ -23,8 +23,8 @@ class Do(Task):
     function: Callable[[Path, Sequence[Any]], Any]
     folder: Path
 
-    def run(self, made: Sequence[Any], reporter: Reporter) -> Any:
-        return self.function(self.folder, made)
+    def run(self, results: Sequence[Any], reporter: Reporter) -> Any:
+        return self.function(self.folder, results)
 
     def failed(self, error: UserError) -> Any:
         return f"failed: {error.what}"
@@ -36,12 +36,12 @@ def do(
     return Do(name=name, title=title, after=after, function=function, folder=folder, **more)
 
 
-def nothing(folder: Path, made: Sequence[Any]) -> Any:
-    return made
+def nothing(folder: Path, results: Sequence[Any]) -> Any:
+    return results
 
 
-def stay(folder: Path, made: Sequence[Any]) -> list[str]:
-    """Whoever else is on this machine meanwhile."""
+def stay(folder: Path, results: Sequence[Any]) -> list[str]:
+    """The other tasks that run on this node at the same time."""
     node = os.environ.get(NODE, "here")
     mine = folder / f"{node}-{os.getpid()}-{time.monotonic_ns()}"
     mine.touch()
@@ -51,13 +51,13 @@ def stay(folder: Path, made: Sequence[Any]) -> list[str]:
     return beside
 
 
-def fail(folder: Path, made: Sequence[Any]) -> Any:
-    """A bug of our own, or of a library."""
+def fail(folder: Path, results: Sequence[Any]) -> Any:
+    """Fail as a bug of ours or of a library does."""
     raise ValueError("it does not work")
 
 
-def count_and_die(folder: Path, made: Sequence[Any]) -> Any:
-    """As if there were too little memory."""
+def count_and_die(folder: Path, results: Sequence[Any]) -> Any:
+    """Die as a process without memory does, until the folder says that it is enough."""
     tries = len([*folder.glob("try*")])
     (folder / f"try{tries}").touch()
     if not (folder / f"enough{tries}").exists():
@@ -65,14 +65,14 @@ def count_and_die(folder: Path, made: Sequence[Any]) -> Any:
     return "alive"
 
 
-def sleep_long(folder: Path, made: Sequence[Any]) -> Any:
-    """Work that nobody waits for."""
+def sleep_long(folder: Path, results: Sequence[Any]) -> Any:
+    """Run far longer than any test waits."""
     (folder / "started").write_text(str(os.getpid()))
     time.sleep(600)
 
 
-def wait_for_word(folder: Path, made: Sequence[Any]) -> str:
-    """The first to do this waits for ever, and the next one not at all; gives the node's name."""
+def wait_for_word(folder: Path, results: Sequence[Any]) -> str:
+    """Wait for ever the first time, and not at all the second; returns the node's name."""
     here = os.environ[NODE]
     try:
         (folder / "running").open("x").write(here)
@@ -82,10 +82,10 @@ def wait_for_word(folder: Path, made: Sequence[Any]) -> str:
     return here
 
 
-def its_number(folder: Path, made: Sequence[Any]) -> int:
+def its_number(folder: Path, results: Sequence[Any]) -> int:
     return os.getpid()
 
 
-def is_there(folder: Path, made: Sequence[Any]) -> bool:
-    """Whether the process of the task before is there yet."""
-    return psutil.pid_exists(made[0]) and psutil.Process(made[0]).status() != psutil.STATUS_ZOMBIE
+def is_there(folder: Path, results: Sequence[Any]) -> bool:
+    """Whether the process of the task before is still there."""
+    return psutil.pid_exists(results[0]) and psutil.Process(results[0]).status() != psutil.STATUS_ZOMBIE

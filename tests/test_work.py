@@ -1,4 +1,4 @@
-"""The graph of work and who carries it out on one machine: order, bound, failures, lost processes, the same rows."""
+"""The graph of work, carried out on one computer: order, bound, failures, lost processes, the same rows."""
 
 import os
 import shutil
@@ -44,8 +44,8 @@ PARENTS = {"base": None, "sft": "base", "draft": None, "mars": "sft", "medusa": 
 
 
 # ---- the graph ------------------------------------------------------------------------------------------------------
-def whole(scale: str = "mini", *, workers: int = 2, **more: Any) -> dict[str, RunTask]:
-    """What the whole paper takes from nothing at a scale."""
+def paper_tasks(scale: str = "mini", *, workers: int = 2, **more: Any) -> dict[str, RunTask]:
+    """All tasks of the paper at a scale, of which nothing is done yet."""
     chosen = more.pop("preset", preset(scale))
     ready = [study for study in studies().values() if study.in_paper]
     tasks = tasks_of(ready, chosen, Known(chosen), workers=workers, **more)
@@ -55,27 +55,27 @@ def whole(scale: str = "mini", *, workers: int = 2, **more: Any) -> dict[str, Ru
 
 def ancestors(name: str, tasks: Mapping[str, RunTask]) -> set[str]:
     """All that a task comes after."""
-    return {found for before in tasks[name].after for found in (before, *ancestors(before, tasks))}
+    return {ancestor for before in tasks[name].after for ancestor in (before, *ancestors(before, tasks))}
 
 
 @pytest.mark.parametrize("scale", ["micro", "0.5b", "7b"])
 def test_every_piece_comes_after_all_that_it_needs(scale: str) -> None:
     """Guards against an answer without its checkpoint, a child before its parent, and a page before its answers."""
     chosen = preset(scale).with_checkpoints([], train_all=scale != "micro")
-    tasks, known = whole(preset=chosen), Known(chosen)
+    tasks, known = paper_tasks(preset=chosen), Known(chosen)
     for task in tasks.values():
         before = ancestors(task.name, tasks)
         if isinstance(task, TrainTask) and task.trained.stage.startswith("mars"):
             assert "training-ar_sft" in before and ("training-base" in before) == (scale == "micro")
         if isinstance(task, AnswerTask):
-            needed = {stage for one in task.cells for stage in (one.line.trained, one.line.draft) if stage is not None}
+            used = {stage for cell in task.cells for stage in (cell.line.trained, cell.line.draft) if stage is not None}
             if scale == "micro":
-                assert {f"training-{stage.slug}" for stage in needed - {("base", None)}} <= before
+                assert {f"training-{stage.slug}" for stage in used - {("base", None)}} <= before
         if isinstance(task, PageTask) and not task.batch_size:
             before = [tasks[name] for name in task.after]
-            places = {one.id for each in before if isinstance(each, AnswerTask) for one in each.cells}
-            asked = graph.cells_of(study_of(task.study).plans, known)
-            assert places >= {one.id for one in asked if known.questions_left(one)}
+            places = {cell.id for each in before if isinstance(each, AnswerTask) for cell in each.cells}
+            cells = graph.cells_of(study_of(task.study).plans, known)
+            assert places >= {cell.id for cell in cells if known.questions_left(cell)}
     races = [task for task in tasks.values() if isinstance(task, PageTask) and task.batch_size]
     assert len(races) > 1 and all(task.alone for task in races)
     timed = {name for name, task in tasks.items() if task.alone and task not in races}
@@ -84,12 +84,12 @@ def test_every_piece_comes_after_all_that_it_needs(scale: str) -> None:
 
 def test_what_tables_share_is_done_once_and_evenly() -> None:
     """Guards against a shared cell answered twice or never, workers that wait for one task, and tasks of seconds."""
-    tasks = whole()
-    places = [one.id for task in tasks.values() if isinstance(task, AnswerTask) for one in task.cells]
+    tasks = paper_tasks()
+    places = [cell.id for task in tasks.values() if isinstance(task, AnswerTask) for cell in task.cells]
     plans = [plan for study in studies().values() if study.in_paper for plan in study.plans]
     assert len(places) == len({*places})
-    assert {*places} == {one.id for one in graph.cells_of(plans, Known(preset("mini")))}
-    few, many = ([*whole("7b", workers=workers).values()] for workers in (2, 64))
+    assert {*places} == {cell.id for cell in graph.cells_of(plans, Known(preset("mini")))}
+    few, many = ([*paper_tasks("7b", workers=workers).values()] for workers in (2, 64))
     few, many = ([task for task in of if isinstance(task, AnswerTask)] for of in (few, many))
     assert len(few) < len(many) and max(len(task.cells) for task in few) > 2
     assert max(task.seconds for task in few) < 2 * sum(task.seconds for task in few) / 8
@@ -101,7 +101,7 @@ def children(parents: Mapping[str, str | None], **more: Any) -> list[Task]:
 
 
 def test_parents_come_first_and_the_longest_way_does() -> None:
-    """Guards against a stage from an unfinished one, a long chain begun last, and waiting for what is there already."""
+    """Guards against a stage from an unfinished one, a long chain begun last, and waiting for a stage that is there."""
     order = Order([replace(task, seconds=5.0 if task.name == "draft" else 3.0) for task in children(PARENTS)])
     done = []
     while order:
@@ -118,12 +118,12 @@ def test_parents_come_first_and_the_longest_way_does() -> None:
 # ---- processes on this machine --------------------------------------------------------------------------------------
 @pytest.fixture
 def two(tmp_path: Path) -> Local:
-    """Two processes, forked off one that has imported everything already: one for all tests."""
+    """Two processes, forked from one that has imported everything already: one for all tests."""
     return Local(2, tmp_path / "logs", preload=PRELOAD)
 
 
 def test_so_many_run_at_a_time_and_races_alone(two: Local, tmp_path: Path) -> None:
-    """Guards against more processes than cores, cores that idle, and a race that is run beside something."""
+    """Guards against more processes than cores, cores that idle, and a race that is run beside another task."""
     tasks = [do(f"task{number}", stay, tmp_path) for number in range(5)]
     tasks += [do("race0", stay, tmp_path, alone=True), do("race1", stay, tmp_path, gpus=2)]
     beside = {ended.name: len(ended.value) for ended in two.run(tasks)}
@@ -131,7 +131,7 @@ def test_so_many_run_at_a_time_and_races_alone(two: Local, tmp_path: Path) -> No
 
 
 def test_what_fails_or_is_lost_ends_alone(two: Local, tmp_path: Path) -> None:
-    """Guards against a task that fails or is lost for ever, takes the others with it, or says no reason."""
+    """Guards against a task that fails or is lost for ever, takes the others with it, or gives no reason."""
     once, always = tmp_path / "once", tmp_path / "always"
     once.mkdir()
     always.mkdir()
@@ -139,7 +139,7 @@ def test_what_fails_or_is_lost_ends_alone(two: Local, tmp_path: Path) -> None:
     tasks = [do("bad", fail, tmp_path, title="the bad one"), do("child", nothing, tmp_path, "bad")]
     tasks += [do("once", count_and_die, once), do("always", count_and_die, always, title="this one")]
     tasks += [do("other", nothing, tmp_path)]
-    ended = {one.name: one for one in two.run(tasks)}
+    ended = {end.name: end for end in two.run(tasks)}
     assert len(ended) == 5 and ended["once"].value == "alive" and ended["other"].value == []
     why = "the bad one failed: ValueError: it does not work"
     errors = {name: end.error.what for name, end in ended.items() if end.error is not None}
@@ -174,7 +174,7 @@ from marsbench.executors.tasks import Local
 from small_work import do, sleep_long
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts behind its back ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell makes jobs in the background ignore it
     print([*Local(1, Path("logs")).run([do("long", sleep_long, Path("."))])])
 """
 
@@ -182,7 +182,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT])
 def test_processes_end_with_their_driver(by: signal.Signals, tmp_path: Path) -> None:
-    """Guards against orphans that work on beside the command that goes on where the killed one stopped."""
+    """Guards against orphans that work on beside the command that resumes the killed one's work."""
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     known = [str(PACKAGE.parent), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
@@ -195,7 +195,7 @@ def test_processes_end_with_their_driver(by: signal.Signals, tmp_path: Path) -> 
 
 # ---- what is shown --------------------------------------------------------------------------------------------------
 def test_ends_are_shown_by_the_work_that_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a run of hours that never says how far it is, and a failure that only its log tells."""
+    """Guards against a run of hours that never shows how far it is, and a failure that only its log shows."""
     tasks = [do(name, nothing, tmp_path, title=name, seconds=10.0) for name in "abcd"]
     heard, notes = list[str](), list[str]()
     monkeypatch.setattr(Reporter, "say", lambda reporter, text: heard.append(text))
@@ -219,7 +219,7 @@ def test_ends_are_shown_by_the_work_that_is_done(tmp_path: Path, monkeypatch: py
 
 # ---- the work of a run ----------------------------------------------------------------------------------------------
 class Here(Executor):
-    """One that does everything at once in this process, as another one would: by `perform`."""
+    """An executor that does everything at once in this process, by `perform` as others do."""
 
     workers, tries = 2, 1
 
@@ -228,15 +228,15 @@ class Here(Executor):
         self.over: list[tuple[Task, Ended | None]] = []
         self._running = {}
 
-    def start(self, task: Task, made: Sequence[Any]) -> bool:
+    def start(self, task: Task, results: Sequence[Any]) -> bool:
         if not self.over:
-            self.over.append((task, perform(task, made, self.logs)))
+            self.over.append((task, perform(task, results, self.logs)))
             self.done.append(task.name)
         return self.over[-1][0] is task
 
     def ended(self) -> list[tuple[Task, Ended | None]]:
-        found, self.over = self.over, []
-        return found
+        ended, self.over = self.over, []
+        return ended
 
 
 def run_in(folder: Path, checkpoints: Path | None, **more: Any) -> Run:
@@ -254,7 +254,7 @@ def comparable(rows: Sequence[Row]) -> list[dict[str, object]]:
 def test_a_page_made_of_pieces_is_the_page(
     tmp_path: Path, micro_checkpoints: Path, brief_training: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against rows that depend on who made them, work left to pages, rows a second run misses, two writers."""
+    """Guards against rows that depend on the executor, work left to pages, rows a second run misses, two writers."""
 
     def rows_by(executor: Executor | None, folder: Path) -> list[dict[str, object]]:
         run = run_in(folder, micro_checkpoints, benchmarks=("mini_gsm8k",), limit=4)
@@ -283,8 +283,7 @@ def test_a_page_made_of_pieces_is_the_page(
 def test_processes_make_what_one_makes(tmp_path: Path, micro_checkpoints: Path) -> None:
     """Guards against checkpoints of other weights, under other names or without their rows."""
     run = run_in(tmp_path, None, benchmarks=("mini_bbh",), limit=2)
-    made = carry_out([study_of("table9")], run, executor_of(run, jobs=2))
-    rows = made["table9"]
+    rows = carry_out([study_of("table9")], run, executor_of(run, jobs=2))["table9"]
     assert isinstance(rows, list) and all(row.status == "done" for row in rows)
     for stage in ("base", "ar_sft", "mars"):
         chosen = recipe(run.scale, stage)
@@ -296,7 +295,7 @@ def test_processes_make_what_one_makes(tmp_path: Path, micro_checkpoints: Path) 
 
 @pytest.mark.slow
 def test_processes_train_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against several GPUs that each train a model, and a training on them that runs beside something."""
+    """Guards against several GPUs that each train a model, and a training on them that runs beside another task."""
     run = run_in(tmp_path, None, gpus_per_training=2)
     assert run.scale.world is not None
     brief = replace(run.scale.world, vocabulary_size=300, pretraining=replace(run.scale.world.pretraining, steps=4))
@@ -332,14 +331,14 @@ def test_a_bad_checkpoint_fails_its_cells_and_nothing_else(
 
 
 def test_a_training_that_cannot_be_is_tried_once(tmp_path: Path) -> None:
-    """Guards against children that train their failed parent again, each anew."""
+    """Guards against children that each train their failed parent again."""
     run = run_in(tmp_path, None, benchmarks=("mini_gsm8k",), limit=2)
     base = run.workspace.checkpoint(recipe(run.scale, "base"))
     base.parent.mkdir(parents=True)
     base.with_name(f"{base.name}.partial").write_text("in the way")
     here = Here(tmp_path / "logs")
-    made = carry_out([study_of("table9")], run, here)
-    assert isinstance(made["table9"], list) and {row.status for row in made["table9"]} == {"failed"}
+    rows = carry_out([study_of("table9")], run, here)["table9"]
+    assert isinstance(rows, list) and {row.status for row in rows} == {"failed"}
     assert log_of(here.logs, "training-base").read_text().count("Traceback") == 1
     assert "training base failed" in log_of(here.logs, "training-mars-b4").read_text()
 
