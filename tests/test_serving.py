@@ -1,4 +1,4 @@
-"""The server as its clients see it: OpenAI's own client, lm-eval, plain sockets; and how it takes their manners."""
+"""The server as its clients see it: OpenAI's own client, plain HTTP and sockets, and clients that misbehave."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
 import requests
 from serving_client import Running, eventually
@@ -40,30 +41,30 @@ def loaded(checkpoint: Path) -> Loaded:
 
 @pytest.fixture(scope="module")
 def server(checkpoint: Path) -> Iterator[Running]:
-    found = Running(checkpoint, "--max-queue", "128", "--max-rows", "24")
-    yield found
-    assert found.end() == 0, "".join(found.said)
+    running = Running(checkpoint, "--max-queue", "128", "--max-rows", "24")
+    yield running
+    assert running.end() == 0, "".join(running.output)
 
 
 @pytest.fixture
 def client(server: Running) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as found:
-        yield found
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
 def small(checkpoint: Path) -> Iterator[Running]:
-    found = Running(checkpoint, *LIMITS, key=KEY)
-    yield found
-    found.end()
+    running = Running(checkpoint, *LIMITS, key=KEY)
+    yield running
+    running.end()
 
 
 def decoded(loaded: Loaded, ids: list[int], method: str, tau: float | None, window: int, limit: int) -> list[int]:
-    """The tokens that `marsbench decode` gives."""
+    """The tokens that `marsbench decode` writes."""
     chosen = build_method(method, Options(mask_id=loaded.mask_id, window=window))
     eos, pad = loaded.tokenizer.eos_token_id, loaded.tokenizer.pad_token_id
-    (found,) = decode(loaded.model, chosen, [Request(ids, limit, tau)], eos_id=eos, pad_id=pad)
-    return found.tokens
+    (generation,) = decode(loaded.model, chosen, [Request(ids, limit, tau)], eos_id=eos, pad_id=pad)
+    return generation.tokens
 
 
 def text_of(loaded: Loaded, tokens: list[int]) -> str:
@@ -72,30 +73,30 @@ def text_of(loaded: Loaded, tokens: list[int]) -> str:
 
 # ---- OpenAI's client
 def test_openai_client_chats(client: openai.OpenAI, loaded: Loaded) -> None:
-    """Guards against a chat template that differs from the model's, and bodies that the client cannot read."""
+    """Guards against a chat template that differs from the model's, and answers that the client cannot read."""
     messages: Any = [{"role": "user", "content": PROMPT}]
-    found = client.chat.completions.create(model="micro", messages=messages, max_tokens=20, extra_body={"method": "ar"})
+    chat = client.chat.completions.create(model="micro", messages=messages, max_tokens=20, extra_body={"method": "ar"})
     ids = loaded.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
     tokens = decoded(loaded, ids, "ar", None, 1, 20)
-    assert found.choices[0].message.content == text_of(loaded, tokens)
-    assert found.usage is not None and found.usage.prompt_tokens == len(ids)
-    assert found.usage.completion_tokens == len(tokens) + (found.choices[0].finish_reason == "stop")
+    assert chat.choices[0].message.content == text_of(loaded, tokens)
+    assert chat.usage is not None and chat.usage.prompt_tokens == len(ids)
+    assert chat.usage.completion_tokens == len(tokens) + (chat.choices[0].finish_reason == "stop")
     assert [model.id for model in client.models.list()] == ["micro"]
 
 
 def test_openai_client_streams_and_knows_our_errors(client: openai.OpenAI) -> None:
-    """Guards against streams that differ from the whole answer or seem broken, and errors that look alike."""
-    asked: Any = {"model": "micro", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24}
+    """Guards against streams that differ from the answer in one piece or lack parts, and errors that look alike."""
+    arguments: Any = {"model": "micro", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24}
     extra = {"threshold": 0.1}
-    whole = client.chat.completions.create(**asked, extra_body=extra)
-    streamed = asked | {"stream": True, "stream_options": {"include_usage": True}}
+    answer = client.chat.completions.create(**arguments, extra_body=extra)
+    streamed = arguments | {"stream": True, "stream_options": {"include_usage": True}}
     chunks = list(client.chat.completions.create(**streamed, extra_body=extra))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == whole.choices[0].message.content
+    assert text == answer.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant" and chunks[0].choices[0].delta.content
-    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
-    assert chunks[-1].choices == [] and chunks[-1].usage is not None and whole.usage is not None
-    assert chunks[-1].usage.to_dict() == whole.usage.to_dict()
+    assert chunks[-2].choices[0].finish_reason == answer.choices[0].finish_reason
+    assert chunks[-1].choices == [] and chunks[-1].usage is not None and answer.usage is not None
+    assert chunks[-1].usage.to_dict() == answer.usage.to_dict()
     with pytest.raises(openai.NotFoundError, match="no model 'other'"):
         client.completions.create(model="other", prompt="a")
     with pytest.raises(openai.BadRequestError) as caught:
@@ -111,7 +112,7 @@ WAYS = [("ar", None, 4), ("mars", 0.0, 4), ("mars", 0.2, 3), ("mars", 0.6, 6), (
 def test_64_mixed_requests_are_answered_as_each_would_be_alone(server: Running, loaded: Loaded) -> None:
     """Guards against neighbours that change an answer: methods, thresholds, limits, stops and streams all mixed."""
     rng = random.Random(0)
-    asked = []
+    cases = []
     for number in range(64):
         method, tau, window = WAYS[number % len(WAYS)]
         ids = loaded.tokenizer(f"{PROMPT} {'and more ' * rng.randint(0, 9)}{number}").input_ids
@@ -121,36 +122,36 @@ def test_64_mixed_requests_are_answered_as_each_would_be_alone(server: Running, 
         expected = text.split(stop)[0] if stop else text
         body = {"prompt": ids, "max_tokens": limit, "stop": stop}
         body |= {"method": method, "threshold": tau, "block_size": window}
-        asked.append((body, expected, number % 2 == 0))
+        cases.append((body, expected, number % 2 == 0))
 
-    def ask(one: tuple[dict[str, Any], str, bool]) -> str:
-        body, _, streamed = one
+    def ask(case: tuple[dict[str, Any], str, bool]) -> str:
+        body, _, streamed = case
         if streamed:
             return "".join(event["choices"][0]["text"] for event in server.stream(**body))
         return str(server.complete(**body)["choices"][0]["text"])
 
     with ThreadPoolExecutor(64) as pool:
-        assert list(pool.map(ask, asked)) == [expected for _, expected, _ in asked]
+        assert list(pool.map(ask, cases)) == [expected for _, expected, _ in cases]
 
 
 def test_sampling_draws_what_decode_draws(server: Running, loaded: Loaded) -> None:
-    """Guards against a seed that does not fix a sampled answer, whoever else is there."""
+    """Guards against a seed that does not fix a sampled answer, whatever else is in the batch."""
     ids = loaded.tokenizer(PROMPT).input_ids
     eos, pad = loaded.tokenizer.eos_token_id, loaded.tokenizer.pad_token_id
     request = Request(ids, 20, temperature=0.9, seed=5)
     (expected,) = decode(loaded.model, build_method("ar", Options()), [request], eos_id=eos, pad_id=pad)
     for method in ("ar", "mars-verified"):
-        found = server.complete(prompt=ids, max_tokens=20, temperature=0.9, seed=5, method=method)
-        assert found["choices"][0]["text"] == text_of(loaded, expected.tokens)
-        one = server.complete(prompt=ids, max_tokens=20, temperature=0.9, seed=5, method=method, top_k=1)
-        assert one["choices"] == server.complete(prompt=ids, max_tokens=20, method=method)["choices"]
+        drawn = server.complete(prompt=ids, max_tokens=20, temperature=0.9, seed=5, method=method)
+        assert drawn["choices"][0]["text"] == text_of(loaded, expected.tokens)
+        greedy = server.complete(prompt=ids, max_tokens=20, temperature=0.9, seed=5, method=method, top_k=1)
+        assert greedy["choices"] == server.complete(prompt=ids, max_tokens=20, method=method)["choices"]
         cut = server.complete(prompt=ids, max_tokens=20, temperature=0.9, seed=5, method=method, top_p=0.5, min_p=0.1)
-        assert cut["choices"] != found["choices"]
+        assert cut["choices"] != drawn["choices"]
 
 
 # ---- the knob
 def test_the_knob_turns_a_running_request(server: Running) -> None:
-    """Guards against a speed that only newcomers get, and against one that loses tokens of those in flight."""
+    """Guards against a threshold that only new requests get, and one that loses tokens of requests in flight."""
     server.call("/v1/speed", {"threshold": 1.0}, "PUT")
     try:
         counts = []
@@ -161,20 +162,20 @@ def test_the_knob_turns_a_running_request(server: Running) -> None:
             counts += [event["marsbench"]["tokens"]] if "marsbench" in event else []
             if number == 5:
                 assert server.call("/v1/speed", {"threshold": 0.0}, "PUT").json()["threshold"] == 0.0
-            said = event.get("usage")
-        assert counts[:5] == [1] * 5 and counts[-2] == 4 and sum(counts) == said["completion_tokens"] == 400
-        assert said["marsbench"]["threshold"] == [0.0, 1.0]
+            usage = event.get("usage")
+        assert counts[:5] == [1] * 5 and counts[-2] == 4 and sum(counts) == usage["completion_tokens"] == 400
+        assert usage["marsbench"]["threshold"] == [0.0, 1.0]
     finally:
         server.call("/v1/speed", {"threshold": 0.95}, "PUT")
 
 
 # ---- the wire
 def test_the_wire(server: Running) -> None:
-    """Guards against framing and chunks that clients stumble over, and foreign errors."""
+    """Guards against streams that clients cannot read, and errors in another form than OpenAI's."""
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 30, "stream": True}
-    found = server.call("/v1/chat/completions", body | {"stream_options": {"include_usage": True}})
-    assert found.headers["x-accel-buffering"] == "no" and found.headers["content-type"].startswith("text/event-stream")
-    raw = found.content
+    reply = server.call("/v1/chat/completions", body | {"stream_options": {"include_usage": True}})
+    assert reply.headers["x-accel-buffering"] == "no" and reply.headers["content-type"].startswith("text/event-stream")
+    raw = reply.content
     assert b"\r" not in raw and raw.isascii() and raw.endswith(b"data: [DONE]\n\n") and raw.count(b"[DONE]") == 1
     events = [json.loads(line[6:]) for line in raw.decode().split("\n\n") if line.startswith("data: {")]
     assert len({event["id"] for event in events}) == 1
@@ -189,30 +190,30 @@ def test_the_wire(server: Running) -> None:
         ("/v1/completions", "POST", b"x" * (5 * 2**20), 413),
         ("/v1/speed", "PUT", b'{"tau": 1}', 400),
     ]:
-        found = requests.request(method, server.url + path, data=data, headers={"content-type": "application/json"})
-        assert (found.status_code, set(found.json())) == (status, {"error"}), (path, data)
+        reply = requests.request(method, server.url + path, data=data, headers={"content-type": "application/json"})
+        assert (reply.status_code, set(reply.json())) == (status, {"error"}), (path, data)
 
 
 def test_log_probabilities_are_of_the_tokens_of_the_text(server: Running) -> None:
     """Guards against log-probabilities of other tokens, or none, where an answer ends by a stop string."""
-    asked: dict[str, Any] = {"max_tokens": 24, "method": "ar", "temperature": 2, "seed": 1, "ignore_eos": True}
-    plain = asked | {"prompt": PROMPT, "logprobs": 2}
-    whole = server.call("/v1/completions", plain).json()["choices"][0]
-    text, said = whole["text"], whole["logprobs"]
-    begun = [*zip(said["tokens"], said["text_offset"], strict=True)]  # half a character is told with what completes it
+    arguments: dict[str, Any] = {"max_tokens": 24, "method": "ar", "temperature": 2, "seed": 1, "ignore_eos": True}
+    plain = arguments | {"prompt": PROMPT, "logprobs": 2}
+    choice = server.call("/v1/completions", plain).json()["choices"][0]
+    text, logprobs = choice["text"], choice["logprobs"]
+    begun = [*zip(logprobs["tokens"], logprobs["text_offset"], strict=True)]  # half a character is in its last token
     kept = [token in text[at : at + len(token) + 1] for token, at in begun if "\ufffd" not in token]
     assert len(kept) > 9 and all(kept)
-    pairs = [*zip(said["token_logprobs"], said["top_logprobs"], strict=True)]
+    pairs = [*zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)]
     assert len(pairs) == 24 and all(own <= max(best.values()) and len(best) >= 2 for own, best in pairs)
-    *_, end = [one["choices"][0] for one in server.stream(**plain)]
-    assert end["finish_reason"] == whole["finish_reason"] and end["logprobs"]["tokens"] == said["tokens"]
-    assert end["logprobs"]["token_logprobs"] == pytest.approx(said["token_logprobs"], abs=1e-4)
+    *_, end = [event["choices"][0] for event in server.stream(**plain)]
+    assert end["finish_reason"] == choice["finish_reason"] and end["logprobs"]["tokens"] == logprobs["tokens"]
+    assert end["logprobs"]["token_logprobs"] == pytest.approx(logprobs["token_logprobs"], abs=1e-4)
     cut = server.call("/v1/completions", plain | {"stop": text[6:12]}).json()["choices"][0]["logprobs"]
-    assert 0 < (count := len(cut["tokens"])) < 24 and cut["tokens"] == said["tokens"][:count]
-    assert cut["token_logprobs"] == pytest.approx(said["token_logprobs"][:count], abs=1e-4)
+    assert 0 < (count := len(cut["tokens"])) < 24 and cut["tokens"] == logprobs["tokens"][:count]
+    assert cut["token_logprobs"] == pytest.approx(logprobs["token_logprobs"][:count], abs=1e-4)
     turns = {"messages": [{"role": "user", "content": PROMPT}], "logprobs": True, "top_logprobs": 1}
-    chat = server.call("/v1/chat/completions", asked | turns).json()["choices"][0]
-    assert server.call("/v1/chat/completions", asked | turns | {"logprobs": False}).status_code == 400
+    chat = server.call("/v1/chat/completions", arguments | turns).json()["choices"][0]
+    assert server.call("/v1/chat/completions", arguments | turns | {"logprobs": False}).status_code == 400
     every = chat["logprobs"]["content"]
     assert len(every) == 24 and all(each["logprob"] <= each["top_logprobs"][0]["logprob"] for each in every)
     assert b"".join(bytes(each["bytes"]) for each in every).decode(errors="replace") == chat["message"]["content"]
@@ -242,38 +243,38 @@ BAD: list[tuple[Any, int, str | None]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("body", "status", "param"), BAD, ids=lambda one: repr(one)[:40])
+@pytest.mark.parametrize(("body", "status", "param"), BAD, ids=lambda body: repr(body)[:40])
 def test_what_cannot_be_answered_is_named(server: Running, body: Any, status: int, param: str | None) -> None:
-    """Guards against requests that are answered otherwise than asked, and errors that do not say what is wrong."""
-    found = server.call("/v1/completions", body)
-    assert found.status_code == status, found.text
+    """Guards against requests answered in another way than asked, and errors that do not say what is wrong."""
+    response = server.call("/v1/completions", body)
+    assert response.status_code == status, response.text
     if status != 200:
-        assert found.json()["error"]["param"] == param and found.json()["error"]["message"]
+        assert response.json()["error"]["param"] == param and response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_what_cannot_fit_is_not_taken_apart(path: str, server: Running) -> None:
-    """Guards against four megabytes that take seven hundred of memory before they are found too long."""
+    """Guards against a prompt of 4 MB that takes 700 MB of memory before it is refused as too long."""
     text = "a b " * 2**19
     body: dict[str, Any] = {"prompt": text}
     if path == "/v1/chat/completions":
         body = {"messages": [{"role": "user", "content": text}]}
     before = server.memory()
-    found = server.call(path, body)
-    assert found.status_code == 400 and "this model's context" in found.json()["error"]["message"]
+    response = server.call(path, body)
+    assert response.status_code == 400 and "this model's context" in response.json()["error"]["message"]
     assert server.memory() - before < 64 * 2**20
 
 
 # ---- clients that misbehave
 def test_clients_that_vanish_leave_nothing_behind(server: Running) -> None:
-    """Guards against rows, queue places and cache that belong to nobody: clients go away whenever they like."""
+    """Guards against rows, queue places and cache that are kept for clients that have gone."""
     rng = random.Random(1)
 
     def vanish(number: int) -> None:
         kind = {"stream": number % 2 == 0, "max_tokens": rng.randint(50, 400), "ignore_eos": True}
         own = server.send({"prompt": PROMPT * rng.randint(1, 5), **kind})
         time.sleep(rng.random() * 0.3)
-        with suppress(TimeoutError):  # who has waited long enough vanishes, too
+        with suppress(TimeoutError):  # a client that has waited long enough goes, too
             if number % 3 == 0:
                 own.recv(200)
         own.close()
@@ -289,7 +290,7 @@ def test_clients_that_vanish_leave_nothing_behind(server: Running) -> None:
 
 
 def test_who_goes_away_frees_the_row_within_two_forwards(server: Running) -> None:
-    """Guards against decoding for nobody: measured in the engine's own forwards."""
+    """Guards against requests that are decoded after their client has gone."""
     for streamed in (True, False):
         own = server.send({"prompt": PROMPT, "max_tokens": 450, "ignore_eos": True, "stream": streamed, "method": "ar"})
         assert eventually(lambda: server.gauge("vllm:num_requests_running") == 1)
@@ -301,10 +302,10 @@ def test_who_goes_away_frees_the_row_within_two_forwards(server: Running) -> Non
 def test_a_reader_that_stalls_holds_up_nobody(small: Running) -> None:
     """Guards against one client's full buffer that stops the engine for all, and one that is kept for ever."""
     body = {"prompt": PROMPT, "max_tokens": 450, "ignore_eos": True, "stream": True, "method": "ar", "seed": 0}
-    body |= {"stream_options": {"include_forwards": True}}  # the more to send: one chunk for each token
+    body |= {"stream_options": {"include_forwards": True}}  # so that there is more to send: one chunk for each token
     stalled = [small.send(body, buffer=2048) for _ in range(3)]
     assert small.complete(prompt=PROMPT, max_tokens=50)["usage"]["completion_tokens"] > 0
-    assert eventually(small.is_empty), "whoever does not read is decoded for, and done"
+    assert eventually(small.is_empty), "a client that does not read is decoded for to the end"
     for own in stalled:
         own.settimeout(10)
         received = own.recv(500)
@@ -313,7 +314,7 @@ def test_a_reader_that_stalls_holds_up_nobody(small: Running) -> None:
 
 
 def test_limits_hold(small: Running) -> None:
-    """Guards against a server that takes in more than it can hold, or lets in who has no key."""
+    """Guards against a server that takes in more than it can hold, or lets in clients without a key."""
     assert small.call("/health").status_code == 200
     for path in ("/v1/models", "/metrics", "/v1/speed"):
         assert requests.get(small.url + path).status_code == 401
@@ -326,27 +327,26 @@ def test_limits_hold(small: Running) -> None:
         assert b" 408 " in own.recv(1000)
     with ThreadPoolExecutor(30) as pool:
         body = {"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True}
-        found = list(pool.map(lambda _: small.call("/v1/completions", body), range(30)))
-    answered = [one for one in found if one.status_code == 200]
-    turned_away = [one for one in found if one.status_code == 429]
+        responses = list(pool.map(lambda _: small.call("/v1/completions", body), range(30)))
+    answered = [response for response in responses if response.status_code == 200]
+    turned_away = [response for response in responses if response.status_code == 429]
     assert len(answered) + len(turned_away) == 30 and 4 <= len(answered) < 30
-    assert all(one.json()["usage"]["completion_tokens"] == 150 for one in answered)
-    assert all("Retry-After" in one.headers for one in turned_away)
+    assert all(response.json()["usage"]["completion_tokens"] == 150 for response in answered)
+    assert all("Retry-After" in response.headers for response in turned_away)
     assert small.gauge("marsbench:requests_rejected_total") == len(turned_away)
     assert eventually(small.is_empty)
 
 
 def test_the_engine_dies_and_the_server_lives(small: Running) -> None:
-    """Guards against clients that wait for an engine that is gone, a server that stays down, one cut off at its end."""
-    import psutil
-
+    """Guards against clients that wait for a lost engine, a server that stays down, and answers cut off at its end."""
     with ThreadPoolExecutor(4) as pool:
         body = {"prompt": PROMPT, "max_tokens": 450, "ignore_eos": True, "method": "ar"}
         waiting = pool.submit(small.call, "/v1/completions", body)
         stream = small.stream(**body)
         next(stream)
-        (engine,) = [one for one in psutil.Process(small.process.pid).children() if "spawn_main" in str(one.cmdline())]
-        os.kill(engine.pid, signal.SIGKILL)
+        children = psutil.Process(small.process.pid).children()
+        (engine,) = [child.pid for child in children if "spawn_main" in str(child.cmdline())]
+        os.kill(engine, signal.SIGKILL)
         assert eventually(lambda: small.call("/health").status_code == 503, 1)
         assert waiting.result(30).json()["error"]["code"] == "engine_lost"
         assert list(stream)[-1]["error"]["code"] == "engine_lost"
