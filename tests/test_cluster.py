@@ -40,11 +40,11 @@ def simulated() -> Iterator[Simulated]:
         patch.setenv("RAY_raylet_start_wait_time_s", "120")
         patch.setenv("RAY_health_check_period_ms", "500")
         head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": MEMORY}
-        found = Simulated(initialize_head=True, head_node_args=head)
-        found.add_node(num_cpus=1, object_store_memory=MEMORY)
-        yield found
+        nodes = Simulated(initialize_head=True, head_node_args=head)
+        nodes.add_node(num_cpus=1, object_store_memory=MEMORY)
+        yield nodes
         ray.shutdown()
-        found.shutdown()
+        nodes.shutdown()
 
 
 @pytest.fixture
@@ -53,26 +53,26 @@ def two(simulated: Simulated, tmp_path: Path) -> Cluster:
 
 
 def ends(executor: Cluster, tasks: Sequence[Task]) -> dict[str, Ended]:
-    found = [*executor.run(tasks)]
-    assert sorted(end.name for end in found) == sorted(task.name for task in tasks)
-    return {end.name: end for end in found}
+    ended = [*executor.run(tasks)]
+    assert sorted(end.name for end in ended) == sorted(task.name for task in tasks)
+    return {end.name: end for end in ended}
 
 
 # ---- tasks ----------------------------------------------------------------------------------------------------------
 def test_tasks_are_shared_out_races_run_alone_and_failures_are_heard(two: Cluster, tmp_path: Path) -> None:
-    """Guards against one node that does it all, anything beside a race on its node, and a process lost for ever."""
+    """Guards against one node that does all work, a task beside a race on its node, and a task lost for ever."""
     (tmp_path / "dies").mkdir()
     tasks = [do(f"task{number}", stay, tmp_path) for number in range(6)]
     tasks += [do(f"race{number}", stay, tmp_path, alone=True) for number in range(2)]
     tasks += [do("bad", fail, tmp_path, title="the bad one")]
-    tasks += [do("dies", count_and_die, tmp_path / "dies", title="this one"), do("told", nothing, tmp_path, "dies")]
-    found = ends(two, tasks)
-    assert found["race0"].value == found["race1"].value == []
-    nodes = {found[f"task{number}"].node for number in range(6)}
+    tasks += [do("dies", count_and_die, tmp_path / "dies", title="this one"), do("child", nothing, tmp_path, "dies")]
+    ended = ends(two, tasks)
+    assert ended["race0"].value == ended["race1"].value == []
+    nodes = {ended[f"task{number}"].node for number in range(6)}
     assert len(nodes) > 1 and all(nodes)
-    error = found["bad"].error
+    error = ended["bad"].error
     assert error is not None and error.what == "the bad one failed: ValueError: it does not work"
-    assert "this one: its process was lost 5 times" in found["told"].value[0]
+    assert "this one: its process was lost 5 times" in ended["child"].value[0]
     assert len([*(tmp_path / "dies").glob("try*")]) == 5
     assert log_of(tmp_path / "logs", "bad").read_text().count("Traceback") == 1
 
@@ -80,7 +80,7 @@ def test_tasks_are_shared_out_races_run_alone_and_failures_are_heard(two: Cluste
 def test_what_a_lost_node_did_is_done_elsewhere(
     simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a run that ends with one node, or waits for ever without any, and memory of a GPU that is kept."""
+    """Guards against a run that ends when a node does, or waits for ever without nodes, and GPU memory that is kept."""
     nodes = [simulated.add_node(num_cpus=1, num_gpus=2, object_store_memory=MEMORY) for _ in range(2)]
     try:
         on_gpus = Cluster(simulated.address, tmp_path / "logs")
@@ -101,10 +101,10 @@ def test_what_a_lost_node_did_is_done_elsewhere(
 
         losing = Thread(target=lose)
         losing.start()
-        found = ends(on_gpus, [task, child])
+        ended = ends(on_gpus, [task, child])
         losing.join()
-        assert found["task"].error is None and found["child"].value == [found["task"].value]
-        assert found["task"].value == found["task"].node != (tmp_path / "running").read_text()
+        assert ended["task"].error is None and ended["child"].value == [ended["task"].value]
+        assert ended["task"].value == ended["task"].node != (tmp_path / "running").read_text()
     finally:
         for node in simulated.worker_nodes & {*nodes}:
             simulated.remove_node(node)  # gracefully: the next test must not count its GPU
@@ -140,18 +140,18 @@ def test_a_node_that_does_not_see_the_folder_is_named(
 # ---- pages ----------------------------------------------------------------------------------------------------------
 def test_a_page_made_by_a_cluster_is_the_page(two: Cluster, tmp_path: Path, micro_checkpoints: Path) -> None:
     """Guards against rows that depend on where they were made, lack their node, or are written by a node."""
-    asked = {"benchmarks": ("mini_gsm8k",), "limit": 2}
-    made = []
+    options = {"benchmarks": ("mini_gsm8k",), "limit": 2}
+    results = []
     for executor in (Here(tmp_path / "logs"), two):
-        run = run_in(tmp_path / type(executor).__name__, micro_checkpoints, **asked)
+        run = run_in(tmp_path / type(executor).__name__, micro_checkpoints, **options)
         table9 = study_of("table9")
         assert table9.plan is not None
         few = replace(table9, plan=replace(table9.plan, lines=table9.plan.lines[:1]))
         rows = carry_out([few], run, executor)["table9"]
         assert isinstance(rows, list)
-        made.append(rows)
+        results.append(rows)
         assert len(run.workspace.row_file.read_text().splitlines()) == len(run.row_file.rows())
-    here, there = made
+    here, there = results
     assert comparable(there) == comparable(here)
     measured = [row.provenance for row in there if row.kind == "evaluation"]
     assert measured and all("node" in provenance for provenance in measured)
@@ -160,26 +160,26 @@ def test_a_page_made_by_a_cluster_is_the_page(two: Cluster, tmp_path: Path, micr
 
 # ---- without a cluster ----------------------------------------------------------------------------------------------
 def test_nothing_of_ray_is_imported_without_a_cluster() -> None:
-    """Guards against a second of imports, and an error without the extra, for who has one machine."""
+    """Guards against a second of imports, or an error without the extra, for users of one computer."""
     for file in PACKAGE.rglob("*.py"):
         text = file.read_text(encoding="utf-8")
         assert file.name == "cluster.py" or not re.search(r"^\s*(import|from) ray\b", text, re.M), file
         assert "\nfrom marsbench.executors.cluster import" not in text, file
 
 
-@pytest.mark.parametrize(("more", "said"), [
+@pytest.mark.parametrize(("more", "message"), [
     ([], "pip install 'marsbench[cluster]'"), (["--jobs", "2"], "--jobs and --cluster do not go together"),
 ])  # fmt: skip
 def test_a_cluster_that_cannot_be_used_is_refused_at_once(
-    more: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    more: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a traceback where Ray is not installed, and options that are passed over without a word."""
+    """Guards against a traceback where Ray is not installed, and options that are ignored without an error."""
     if not more:
         monkeypatch.setitem(sys.modules, "ray", None)
         monkeypatch.delitem(sys.modules, "marsbench.executors.cluster")
     arguments = ["reproduce", "table2", "--scale", "micro", "--cluster", "auto", "--output", str(tmp_path), *more]
     done = invoke(*arguments, code=2)
-    assert said in done.output and not [*tmp_path.glob("runs/*/checkpoints")]
+    assert message in done.output and not [*tmp_path.glob("runs/*/checkpoints")]
 
 
 LAUNCH = PACKAGE / "presets" / "launch"
@@ -198,7 +198,7 @@ PROGRAMS = {  # what the script calls -> what stands for it here
 
 
 def submit(folder: Path, *words: str, **more: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """Run the script as SLURM would, on two nodes; and what it has called."""
+    """Run the script as SLURM would, on two nodes; returns also the programs that it called."""
     log = folder / "log"
     environment = allocation(folder, **more)
     done = subprocess.run(["bash", str(SLURM), *words], env=environment, capture_output=True, text=True, check=False)
@@ -221,15 +221,15 @@ def test_the_slurm_script_starts_ray_on_all_nodes_and_the_command_on_one(tmp_pat
     """Guards against a cluster of one node, or without a token, lost arguments or status, and a run without command."""
     done, called = submit(tmp_path / "none")
     assert done.returncode == 2 and "which marsbench command?" in done.stderr and not called
-    asked = [line.removeprefix("#SBATCH ") for line in SLURM.read_text().splitlines() if line.startswith("#SBATCH ")]
-    assert {"--ntasks-per-node=1", "--exclusive", "--signal=B:TERM@120"} <= {*asked}
+    options = [line.removeprefix("#SBATCH ") for line in SLURM.read_text().splitlines() if line.startswith("#SBATCH ")]
+    assert {"--ntasks-per-node=1", "--exclusive", "--signal=B:TERM@120"} <= {*options}
     done, called = submit(tmp_path, "reproduce", "all", "--scale", "7b", "--output", "a folder", FAILS="3")
     assert done.returncode == 3 and "token 64" in done.stderr, done.stderr
-    lent = "--num-cpus=32 --num-gpus=8 --disable-usage-stats --block"
+    resources = "--num-cpus=32 --num-gpus=8 --disable-usage-stats --block"
     steps = [line for line in called if "ray start" in line]
     head, others = sorted(steps, key=lambda line: "--head" not in line)
-    assert "--nodelist=a1" in head and head.endswith(f"--node-ip-address=10.0.0.1 --port=20007 {lent}")
-    assert "--nodes=1 --ntasks=1 --overlap --exclude=a1" in others and f"--address=10.0.0.1:20007 {lent}" in others
+    assert "--nodelist=a1" in head and head.endswith(f"--node-ip-address=10.0.0.1 --port=20007 {resources}")
+    assert "--nodes=1 --ntasks=1 --overlap --exclude=a1" in others and f"--address=10.0.0.1:20007 {resources}" in others
     assert "python - 10.0.0.1:20007 2" in called, "it does not wait for both"
     (command,) = (line for line in called if line.startswith("marsbench "))
     assert command == "marsbench reproduce all --scale 7b --output a folder --cluster 10.0.0.1:20007"
@@ -238,7 +238,7 @@ def test_the_slurm_script_starts_ray_on_all_nodes_and_the_command_on_one(tmp_pat
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_the_slurm_script_waits_for_a_command_that_is_told_to_end(tmp_path: Path) -> None:
-    """Guards against an allocation that is given back while the command still writes down what it has."""
+    """Guards against an allocation that ends while the command still writes its rows."""
     begun = tmp_path / "begun"
     script = ["bash", str(SLURM), "reproduce", "all"]
     environment = allocation(tmp_path, STAYS=str(begun))
@@ -249,7 +249,7 @@ def test_the_slurm_script_waits_for_a_command_that_is_told_to_end(tmp_path: Path
 
 
 def test_the_rayjob_is_whole() -> None:
-    """Guards against a command that does not exist, a volume that nobody mounts, and pods of several images."""
+    """Guards against a command that does not exist, a volume that is not mounted, and pods of several images."""
     job: dict[str, Any] = yaml.safe_load(KUBERNETES.read_text(encoding="utf-8"))
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     words = job["spec"]["entrypoint"].split()
