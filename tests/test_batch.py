@@ -1,4 +1,4 @@
-"""The running batch: callbacks that do as they like, requests that are refused, noise at large vocabularies."""
+"""The running batch: callbacks that change it, requests that are refused, noise at large vocabularies."""
 
 from contextlib import suppress
 from typing import Any
@@ -21,15 +21,15 @@ EOS, PAD, MASK = 2, 0, 3
 
 
 class Desk:
-    """A batch of the golden MARS checkpoint, and what has come back from it."""
+    """A batch of the golden MARS checkpoint, and the generations that have come back from it."""
 
     def __init__(self, model: PreTrainedModel, **callbacks: Any) -> None:
         self.done: dict[int, Generation] = {}
         self.tokens: dict[int, list[int]] = {}
         self.on_finished, self.on_tokens = callbacks.get("on_finished"), callbacks.get("on_tokens")
         method = build_method("mars", Options(mask_id=MASK))
-        told: dict[str, Any] = {"on_finished": self._finished, "on_tokens": self._tokens}
-        self.batch = Batch(model, method, eos_id=EOS, pad_id=PAD, **told)
+        hooks: dict[str, Any] = {"on_finished": self._finished, "on_tokens": self._tokens}
+        self.batch = Batch(model, method, eos_id=EOS, pad_id=PAD, **hooks)
 
     def _finished(self, index: int, generation: Generation) -> None:
         self.done[index] = generation
@@ -56,14 +56,14 @@ def prompts(golden: dict[str, Any]) -> list[list[int]]:
 
 @pytest.fixture
 def alone(golden_models: Models, prompts: list[list[int]]) -> list[list[int]]:
-    """What every prompt's answer is without company."""
-    method = build_method("mars", Options(mask_id=MASK))
-    requests = [Request(prompt, 40, 0.7) for prompt in prompts]
-    return [one.tokens for one in decode(golden_models["mars"], method, requests, eos_id=EOS, pad_id=PAD, batch_size=1)]
+    """The answer to every prompt without neighbours."""
+    method, requests = build_method("mars", Options(mask_id=MASK)), [Request(prompt, 40, 0.7) for prompt in prompts]
+    generations = decode(golden_models["mars"], method, requests, eos_id=EOS, pad_id=PAD, batch_size=1)
+    return [generation.tokens for generation in generations]
 
 
 def test_callbacks_may_do_as_they_like(golden_models: Models, prompts: list[list[int]], alone: list[list[int]]) -> None:
-    """Guards against requests lost when a row is refilled, and a client that goes or fails and takes others along."""
+    """Guards against requests lost when a row is refilled, or when another client goes or fails."""
     waiting = list(range(2, len(prompts)))
 
     def refill(desk: Desk, index: int) -> None:
@@ -109,12 +109,12 @@ def test_callbacks_may_do_as_they_like(golden_models: Models, prompts: list[list
 def test_a_whole_number_is_a_threshold_like_another(golden_models: Models, prompts: list[list[int]]) -> None:
     """Guards against a neighbour's `threshold=1` that makes 0.9 a 0, which accepts everything."""
     method = build_method("mars", Options(mask_id=MASK))
-    found = [
-        decode(golden_models["mars"], method, [Request(prompts[0], 40, one), Request(prompts[1], 40, 0.9)],
+    first, second = [
+        decode(golden_models["mars"], method, [Request(prompts[0], 40, threshold), Request(prompts[1], 40, 0.9)],
                eos_id=EOS, pad_id=PAD)
-        for one in (1, 1.0)
+        for threshold in (1, 1.0)
     ]  # fmt: skip
-    assert [one.settled_by for one in found[0]] == [one.settled_by for one in found[1]]
+    assert [generation.settled_by for generation in first] == [generation.settled_by for generation in second]
 
 
 def test_noise_is_finite_and_follows_gumbel() -> None:
@@ -130,9 +130,9 @@ def test_noise_is_finite_and_follows_gumbel() -> None:
     assert noise.isfinite().all()
     for level in (0.0, 2.0, 5.0, 9.0, 12.0):
         expected = 1 - torch.exp(-torch.exp(torch.tensor(-level, dtype=torch.float64))).item()
-        found = (noise > level).double().mean().item()
+        share = (noise > level).double().mean().item()
         spread = (expected * (1 - expected) / len(noise)) ** 0.5
-        assert abs(found - expected) < 5 * spread, level
+        assert abs(share - expected) < 5 * spread, level
 
 
 LIMIT = 24
@@ -150,14 +150,14 @@ def asking(prompt: list[int], way: Way, **more: Any) -> Request:
 @pytest.fixture(scope="module")
 def every_way(golden: dict[str, Any], golden_models: Models) -> dict[tuple[int, Way], Generation]:
     """Every prompt decoded in every way by the methods themselves."""
-    found = {}
+    generations = {}
     for way in WAYS:
         name, tau, window = way
         method = build_method(name, Options(mask_id=MASK, window=window, layout="linear"))
         requests = [Request(prompt, LIMIT, tau) for prompt in golden["prompts"]]
         every = decode(golden_models["mars"], method, requests, eos_id=EOS, pad_id=PAD)
-        found |= {(number, way): generation for number, generation in enumerate(every)}
-    return found
+        generations |= {(number, way): generation for number, generation in enumerate(every)}
+    return generations
 
 
 CHOSEN = st.tuples(st.integers(0, 7), st.sampled_from(WAYS), st.integers(0, 12))
@@ -169,7 +169,7 @@ def test_a_row_decodes_as_if_it_were_alone(
     chosen: list[tuple[int, Way, int]], golden: dict[str, Any], golden_models: Models,
     every_way: dict[tuple[int, Way], Generation],
 ) -> None:  # fmt: skip
-    """Guards against rows that get masks, drafts or bars of their neighbours, whoever joins when."""
+    """Guards against rows that get masks, drafts or bars of their neighbours, in whatever order rows join."""
     done: dict[int, Generation] = {}
     batch = Batch(golden_models["mars"], Mixed(MASK), eos_id=EOS, pad_id=PAD, on_finished=done.__setitem__)
     prompts = golden["prompts"]
@@ -188,7 +188,7 @@ def test_a_row_decodes_as_if_it_were_alone(
 def test_a_row_may_be_turned_in_mid_stream(
     golden: dict[str, Any], golden_models: Models, every_way: dict[tuple[int, Way], Generation]
 ) -> None:
-    """Guards against a knob that loses drafts or tokens, drafts that count unchecked, and neighbours turned along."""
+    """Guards against a knob that loses drafts or tokens, unchecked drafts, and neighbours that are turned as well."""
     numbers = range(len(golden["prompts"]))
     ar = {number: every_way[number, ("ar", None, 1)].tokens for number in numbers}
     for turned in (
@@ -201,16 +201,16 @@ def test_a_row_may_be_turned_in_mid_stream(
         for step in range(100):
             batch.turn(turned(step))
             batch.step()
-        assert {number: one.tokens for number, one in done.items()} == ar
-        assert max(max(one.accepted) for one in done.values()) > 1
+        assert {number: generation.tokens for number, generation in done.items()} == ar
+        assert max(max(generation.accepted) for generation in done.values()) > 1
 
 
 def test_who_ignores_eos_runs_to_the_limit(golden: dict[str, Any], golden_models: Models) -> None:
-    """Guards against an EOS that ends a row which asked to go on, or does not end its neighbour, windows of nothing."""
+    """Guards against an EOS that ends a row which ignores it or not its neighbour, and against windows of 0 tokens."""
     prompts = golden["prompts"]
     requests = [asking(prompt, ("ar", None, 1), ignore_eos=number % 2 == 0) for number, prompt in enumerate(prompts)]
-    found = decode(golden_models["mars"], Mixed(MASK), requests, eos_id=[EOS, *range(5, 20)], pad_id=PAD)
-    assert {(one.finish, one.emitted) for one in found[::2]} == {("length", LIMIT)}
-    assert "eos" in {one.finish for one in found[1::2]}
+    generations = decode(golden_models["mars"], Mixed(MASK), requests, eos_id=[EOS, *range(5, 20)], pad_id=PAD)
+    assert {(generation.finish, generation.emitted) for generation in generations[::2]} == {("length", LIMIT)}
+    assert "eos" in {generation.finish for generation in generations[1::2]}
     with pytest.raises(UserError, match="at least 1 token"):
         decode(golden_models["mars"], Mixed(MASK), [Request([5], window=0)], eos_id=EOS, pad_id=PAD)

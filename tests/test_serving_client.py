@@ -66,48 +66,48 @@ async def until(holds: Callable[[], Any], seconds: float = 30.0) -> None:
         await asyncio.sleep(0.01)
 
 
-async def answer(client: EngineClient, asked: Job) -> Ending | ApiError:
+async def answer(client: EngineClient, job: Job) -> Ending | ApiError:
     await until(lambda: client.ready)
-    stream = Stream(asked, asyncio.Event())
+    stream = Stream(job, asyncio.Event())
     with client.submitted([stream]):
         await until(lambda: stream.ending)
         assert stream.ending is not None
         return stream.ending
 
 
-def tried(run: Any, monkeypatch: pytest.MonkeyPatch, work: Callable[[EngineClient], Any], **settings: Any) -> list[str]:
-    """What a client says while something is tried with it."""
+def lines(run: Any, monkeypatch: pytest.MonkeyPatch, work: Callable[[EngineClient], Any], **settings: Any) -> list[str]:
+    """The lines that a client logs during some work."""
     monkeypatch.setattr(engine_client, "run", run)
     monkeypatch.setattr(engine_client, "_FIRST_WAIT_S", 0.05)
-    said = list[str]()
+    logged = list[str]()
 
-    async def all_of_it() -> None:
-        client = EngineClient(Settings("", "micro", **settings), said.append)
+    async def run_work() -> None:
+        client = EngineClient(Settings("", "micro", **settings), logged.append)
         client.start()
         try:
             await work(client)
         finally:
             client.close()
 
-    asyncio.run(all_of_it())
-    return said
+    asyncio.run(run_work())
+    return logged
 
 
 def test_an_engine_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a checkpoint that is loaded again and again for ever, since it takes its time to die."""
+    """Guards against an engine that is started again for ever, since it lives for a while before it dies."""
     clock = itertools.count()
     slow = types.SimpleNamespace(monotonic=lambda: 100.0 * next(clock), perf_counter=time.perf_counter)
-    monkeypatch.setattr(engine_client, "time", slow)  # whatever time they take
+    monkeypatch.setattr(engine_client, "time", slow)  # however long they live
 
     async def work(client: EngineClient) -> None:
         await until(client.over.is_set)
         assert client.fatal is not None and "4 times without an answer" in client.fatal.what
 
-    assert sum("starting another" in one for one in tried(dies, monkeypatch, work)) == 3
+    assert sum("starting another" in line for line in lines(dies, monkeypatch, work)) == 3
 
 
 def test_deaths_between_answers_are_got_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a server that ends after some deaths in a year."""
+    """Guards against a server that ends after several engines have died in a long time."""
 
     async def work(client: EngineClient) -> None:
         for number in range(0, 12, 2):
@@ -116,7 +116,7 @@ def test_deaths_between_answers_are_got_over(monkeypatch: pytest.MonkeyPatch) ->
             await until(lambda: client.ready is None)
         assert not client.over.is_set()
 
-    tried(answers, monkeypatch, work)
+    lines(answers, monkeypatch, work)
 
 
 def test_an_engine_that_says_nothing_is_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,28 +126,28 @@ def test_an_engine_that_says_nothing_is_started_anew(monkeypatch: pytest.MonkeyP
         await until(lambda: client.ready)
         first = client._process.pid
         os.kill(first, signal.SIGSTOP)
-        found = await answer(client, job(1, 5))
-        assert isinstance(found, ApiError) and found.code == "engine_lost"
+        error = await answer(client, job(1, 5))
+        assert isinstance(error, ApiError) and error.code == "engine_lost"
         with pytest.raises(ApiError, match="not ready"):
             client.check_open()
         await until(lambda: client.ready)
         assert client._process.pid != first and client.queued == 0
 
-    assert "said nothing" in "".join(tried(hangs, monkeypatch, work, hang_timeout=0.5))
+    assert "said nothing" in "".join(lines(hangs, monkeypatch, work, hang_timeout=0.5))
 
 
 def test_half_a_report_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against an event loop that waits for the rest of a report, and so never ends the engine that owes it."""
+    """Guards against an event loop that waits for the rest of a report, and never ends the engine that stands still."""
 
     async def work(client: EngineClient) -> None:
-        found = await answer(client, job(1, 5))
-        assert isinstance(found, ApiError) and found.code == "engine_lost"
+        error = await answer(client, job(1, 5))
+        assert isinstance(error, ApiError) and error.code == "engine_lost"
 
-    assert "said nothing" in "".join(tried(halts, monkeypatch, work, hang_timeout=0.5))
+    assert "said nothing" in "".join(lines(halts, monkeypatch, work, hang_timeout=0.5))
 
 
 def test_an_engine_that_does_not_read_holds_nobody_up() -> None:
-    """Guards against an event loop that waits for room in a pipe, and messages that are torn where it has none."""
+    """Guards against an event loop that waits for room in a pipe, and messages that are cut where it has none."""
 
     async def sent() -> None:
         own, other = multiprocessing.Pipe()
@@ -155,8 +155,8 @@ def test_an_engine_that_does_not_read_holds_nobody_up() -> None:
         messages = [job(number, *range(99)) for number in range(2000)]  # more than the pipe holds
         for message in messages:
             channel.send(message)
-        found = [await asyncio.to_thread(other.recv) for _ in messages]
-        assert found == messages
+        received = [await asyncio.to_thread(other.recv) for _ in messages]
+        assert received == messages
         channel.close()
 
     asyncio.run(sent())
@@ -166,14 +166,14 @@ def test_an_answer_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against one request that is decoded, or waits, for ever."""
 
     async def work(client: EngineClient) -> None:
-        found = await answer(client, job(1, 5))
-        assert isinstance(found, ApiError) and found.status == 504
+        error = await answer(client, job(1, 5))
+        assert isinstance(error, ApiError) and error.status == 504
 
-    tried(hangs, monkeypatch, work, deadline=0.3)
+    lines(hangs, monkeypatch, work, deadline=0.3)
 
 
 def test_an_engine_is_started_as_soon_as_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a death while no file can be opened, after which nobody ever starts another."""
+    """Guards against an engine that dies while no file can be opened, and is never started again."""
 
     async def work(client: EngineClient) -> None:
         await until(lambda: client.ready)
@@ -184,7 +184,7 @@ def test_an_engine_is_started_as_soon_as_it_can_be(monkeypatch: pytest.MonkeyPat
             await until(lambda: client._deaths == 2)
         assert isinstance(await answer(client, job(1, 5)), Ending) and not client.over.is_set()
 
-    assert "Too many open files" in "".join(tried(answers, monkeypatch, work))
+    assert "Too many open files" in "".join(lines(answers, monkeypatch, work))
 
 
 Message = MutableMapping[str, Any]
@@ -204,7 +204,7 @@ class Events:
 
 
 async def silent() -> Message:
-    """A client that stays and says nothing."""
+    """A client that stays and sends nothing."""
     await asyncio.Event().wait()
     raise AssertionError
 
@@ -214,7 +214,7 @@ async def gone() -> Message:
 
 
 def test_a_client_that_goes_away_ends_the_work() -> None:
-    """Guards against work that goes on for nobody, and generators that are never closed."""
+    """Guards against work that goes on after its client has gone, and generators that are never closed."""
     events, worked = Events(), list[str]()
 
     async def send(message: Message) -> None:
@@ -234,7 +234,7 @@ def test_a_client_that_goes_away_ends_the_work() -> None:
 
 
 def test_streams_lose_nothing_and_end_once() -> None:
-    """Guards against tokens lost or reordered for a slow reader, and answers that become errors unread."""
+    """Guards against tokens lost or reordered for a slow reader, and an error in place of an answer that has ended."""
     news = asyncio.Event()
     stream = Stream(job(1, 5), news)
     for number in range(50):
@@ -251,7 +251,7 @@ def test_streams_lose_nothing_and_end_once() -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_an_error_has_a_status_of_its_own_until_something_is_sent(after: bool) -> None:
-    """Guards against a status of 200 before an error, and a stream that breaks off without a word."""
+    """Guards against a status of 200 before an error, and a stream that breaks off without an error."""
     sent = list[Message]()
 
     async def events() -> AsyncGenerator[bytes, None]:
@@ -273,7 +273,7 @@ def test_an_error_has_a_status_of_its_own_until_something_is_sent(after: bool) -
 
 
 def test_a_silent_stream_says_that_it_is_alive() -> None:
-    """Guards against streams that a proxy cuts, a second head, and pings inside an event or behind the end."""
+    """Guards against streams that a proxy cuts, a second head, and pings inside an event or after the end."""
     sent, data = list[Message](), [b"data: 1\n\n", b"data: 2\n\n"]
 
     async def events() -> AsyncGenerator[bytes, None]:

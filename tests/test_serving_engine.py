@@ -1,4 +1,4 @@
-"""The engine of the server by itself: who gets in, what is reserved, who is told what."""
+"""The engine of the server by itself: which requests get in, what is reserved, what is reported."""
 
 import multiprocessing
 import types
@@ -57,7 +57,7 @@ def job(number: int, prompt: list[int], limit: int = 12, method: MethodName = "a
 
 
 class Log:
-    """What an engine has reported."""
+    """The reports of an engine, collected."""
 
     def __init__(self, of: Engine) -> None:
         self.engine = of
@@ -75,7 +75,7 @@ class Log:
                 assert number not in self.ended
                 self.tokens.setdefault(number, []).extend(chain.from_iterable(pieces))
             for number, ending in report.ended:
-                assert number not in self.ended, "told twice"
+                assert number not in self.ended, "ended twice"
                 self.ended[number] = ending
             self.state = report.state
             self.accepted += report.accepted
@@ -89,7 +89,7 @@ class Log:
 
 
 def answered(of: Engine, *jobs: Job) -> Log:
-    """What comes of jobs that come together."""
+    """The log of jobs that come together."""
     log = Log(of)
     for each in jobs:
         of.submit(each)
@@ -99,7 +99,7 @@ def answered(of: Engine, *jobs: Job) -> Log:
 
 @settings(max_examples=15, deadline=None)
 @given(
-    asked=st.lists(
+    jobs=st.lists(
         st.tuples(st.integers(0, 7), st.integers(1, 60), st.sampled_from(METHODS), st.integers(0, 9)),
         min_size=1, max_size=12,
     ),
@@ -108,14 +108,14 @@ def answered(of: Engine, *jobs: Job) -> Log:
     gone=st.dictionaries(st.integers(0, 11), st.integers(0, 15)),
 )  # fmt: skip
 def test_room_is_never_exceeded_and_everybody_is_told(
-    asked: list[tuple[int, int, MethodName, int]], rows: int, rooms: int, gone: dict[int, int],
+    jobs: list[tuple[int, int, MethodName, int]], rows: int, rooms: int, gone: dict[int, int],
     prompts: Prompts, model: Model,
 ) -> None:  # fmt: skip
     """Guards against rows and memory beyond the limits, and requests that wait for ever or leave something behind."""
     slots = rooms * -(-(max(map(len, prompts)) + 60 + BEHIND) // 64) * 64
     log = Log(engine(model, max_rows=rows, kv_slots=slots))
     for step in range(10):
-        for number, (prompt, limit, method, at) in enumerate(asked):
+        for number, (prompt, limit, method, at) in enumerate(jobs):
             if at == step:
                 log.engine.submit(job(number, prompts[prompt % len(prompts)], limit, method))
         for number, at in gone.items():
@@ -123,17 +123,17 @@ def test_room_is_never_exceeded_and_everybody_is_told(
                 log.engine.cancel(number)
         log.work()
         assert log.state.running <= rows and log.state.slots <= slots
-        # The cache gives memory back when half of it is of no use.
+        # The cache frees memory when half of it is unused.
         assert log.engine._batch._place.bytes() <= 2 * slots * bytes_per_slot(model)
     log.run()
-    assert sorted(log.ended) == list(range(len(asked)))
+    assert sorted(log.ended) == list(range(len(jobs)))
     log.work()
     assert log.state.running == log.state.slots == 0
     assert log.engine._batch._place.bytes() == 0
 
 
 def test_a_round_is_for_newcomers_or_for_those_in_flight_in_turn(prompts: Prompts, model: Model) -> None:
-    """Guards against newcomers without end who keep those in flight from their next token."""
+    """Guards against new requests without end that keep those in flight from their next token."""
     log = Log(engine(model, max_rows=16))
     log.engine.submit(job(0, prompts[0], 30, ignore_eos=True))
     for number in range(1, 12):
@@ -144,7 +144,7 @@ def test_a_round_is_for_newcomers_or_for_those_in_flight_in_turn(prompts: Prompt
 
 @pytest.mark.parametrize("method", METHODS)
 def test_tokens_are_those_of_the_method(method: MethodName, prompts: Prompts, model: Model) -> None:
-    """Guards against a server that decodes otherwise than `marsbench decode`, and an ending that tells other counts."""
+    """Guards against a server that decodes other tokens than `marsbench decode`, and an ending with other counts."""
     tau = None if method == "ar" else 0.3
     jobs = [job(number, prompt, 24, method, threshold=tau) for number, prompt in enumerate(prompts)]
     log = answered(engine(model), *jobs)
@@ -162,7 +162,7 @@ def test_tokens_are_those_of_the_method(method: MethodName, prompts: Prompts, mo
 
 
 def test_the_knob_is_for_those_who_fixed_none(prompts: Prompts, model: Model) -> None:
-    """Guards against a knob that turns those who fixed theirs, is felt late, or misses who joined between two turns."""
+    """Guards against a knob that changes a fixed tau, acts late, or misses requests that join between two turns."""
     log = Log(engine(model))
     prompt = prompts[0]
     log.engine.submit(job(0, prompt, 40, "mars", ignore_eos=True))
@@ -183,7 +183,7 @@ def test_the_knob_is_for_those_who_fixed_none(prompts: Prompts, model: Model) ->
         log.engine.settings = usual
         log.work()  # a step
     log.run()
-    assert log.ended[1].thresholds == (0.5, 0.9)  # it was let in at .9, and is turned from the first step on
+    assert log.ended[1].thresholds == (0.5, 0.9)  # it joined at .9, and has .5 from its first step on
     counted = answered(engine(model, max_rows=4), job(1, prompts[1], 40, "mars", ignore_eos=True, threshold=0.5))
     assert log.ended[1].forwards <= counted.ended[1].forwards + 1
 
@@ -227,7 +227,7 @@ def test_lack_of_memory_costs_no_other_answer(prompts: Prompts, model: Model, mo
 
 
 def test_memory_and_types_are_chosen_by_the_machine() -> None:
-    """Guards against rows let in whatever memory there is, a cache that fits nobody, and 30 GB where 15 would do."""
+    """Guards against more rows than memory holds, a cache that holds no request, and 30 GB where 15 are enough."""
     assert slots_within(Settings("", max_rows=4), 100, 10_000) == (400, "")
     slots, warning = slots_within(Settings("", max_rows=4), 100, 500)
     assert slots == 200 and "room for 200 slots" in warning
@@ -243,13 +243,13 @@ def test_memory_and_types_are_chosen_by_the_machine() -> None:
 def test_steps_of_fixed_shape_serve_the_same_answers(
     recorded: bool, prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a GPU that waits for the host, graphs that answer otherwise, whoever joins, leaves or turns."""
+    """Guards against a GPU that waits for the host, and graphs with other answers as requests join, leave and turn."""
     monkeypatch.setattr(graphs, "_compiled", lambda step, _: step)
     monkeypatch.setattr(graphs, "cpp_compiler", lambda: "g++")
     if recorded:
         monkeypatch.setattr(graphs, "records_on", lambda device: True)
         monkeypatch.setattr(graphs, "recorded", taped)
-    found = []
+    outcomes = []
     for compiled in (False, True):
         with packing(False):
             log = Log(engine(model, max_rows=5, block_size=4, compile=compiled))
@@ -260,16 +260,16 @@ def test_steps_of_fixed_shape_serve_the_same_answers(
                     more["threshold"] = 0.3
                 log.engine.submit(job(number, prompt, 10 + 3 * number, method, **more))
             log.run()
-        ended = {number: (one.finish, one.emitted, one.windows) for number, one in log.ended.items()}
-        found.append((log.tokens, ended))
-    assert found[0] == found[1]
+        ended = {number: (ending.finish, ending.emitted, ending.windows) for number, ending in log.ended.items()}
+        outcomes.append((log.tokens, ended))
+    assert outcomes[0] == outcomes[1]
     assert len(log.engine._batch._place._steps) > 0, "there are graphs"
 
 
 def test_what_a_server_needs_is_recorded_before_anybody_waits(
     prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a GPU's steps that are no graphs unless told, and first requests that wait for a recording."""
+    """Guards against a GPU that records graphs only when told to, and first requests that wait for a recording."""
     monkeypatch.setattr(graphs, "records_on", lambda device: True)
     monkeypatch.setattr(graphs, "recorded", taped)
     with packing(False):
@@ -287,8 +287,8 @@ def test_what_a_server_needs_is_recorded_before_anybody_waits(
 
 
 def test_a_knob_turns_rows_of_fixed_shape(prompts: Prompts, model: Model) -> None:
-    """Guards against a knob that recorded steps do not feel."""
-    found = []
+    """Guards against a knob that does not act on recorded steps."""
+    counts = []
     for turned in (0.0, 1.0):
         steps = []
         batch = Batch(
@@ -299,12 +299,12 @@ def test_a_knob_turns_rows_of_fixed_shape(prompts: Prompts, model: Model) -> Non
         batch.turn({0: (turned, 4, False)})
         while len(batch):
             batch.step()
-        found.append(steps[1:])  # behind the prompt
-    assert found == [[4, 4, 3], [1] * 11]
+        counts.append(steps[1:])  # after the prompt
+    assert counts == [[4, 4, 3], [1] * 11]
 
 
 def test_verified_answers_are_those_of_ar_whatever_windows_pay(prompts: Prompts, model: Model) -> None:
-    """Guards against windows by rows that change a lossless answer, or that of `mars`, which has permitted nothing."""
+    """Guards against windows by rows that change a lossless answer, or one of `mars` that permits no change."""
     prompts = [*prompts, *prompts]
     log = Log(engine(model, windows=(4, 3, 2, 1), max_rows=6))
     for number, prompt in enumerate(prompts):
@@ -316,17 +316,17 @@ def test_verified_answers_are_those_of_ar_whatever_windows_pay(prompts: Prompts,
     alone = answered(engine(model, max_rows=6), *jobs)
     assert log.tokens == alone.tokens
     windows = [log.ended[number].windows for number in range(len(prompts)) if METHODS[number % 3] == "mars-verified"]
-    assert any(low == 1 for low, _ in windows) and any(high > 1 for _, high in windows), "none was turned"
+    assert any(low == 1 for low, _ in windows) and any(high > 1 for _, high in windows), "no window was turned"
     assert all(log.ended[number].lossless == (METHODS[number % 3] != "mars") for number in range(len(prompts)))
 
 
 def test_tau_is_lowered_while_requests_wait_where_that_is_permitted(prompts: Prompts, model: Model) -> None:
-    """Guards against a tau that is lowered unasked, below what was permitted or for ever, and a usage that hides it."""
+    """Guards against a tau lowered without permission, below its bound or for ever, and a usage that hides it."""
     log, prompt = Log(engine(model, windows=(4,), max_rows=4)), prompts[0]
-    asked: list[tuple[MethodName, float | None, float | None]] = [
+    cases: list[tuple[MethodName, float | None, float | None]] = [
         ("mars", 0.9, 0.4), ("mars-verified", None, 0.6), ("mars", 0.9, None), ("mars-verified", None, None),
     ]  # fmt: skip
-    for number, (method, tau, least) in enumerate(asked):
+    for number, (method, tau, least) in enumerate(cases):
         log.engine.submit(job(number, prompt, 40, method, threshold=tau, min_threshold=least, ignore_eos=True))
     log.work(3)
     in_flight = [running.ending.thresholds for running in log.engine._running.values()]
@@ -340,7 +340,7 @@ def test_tau_is_lowered_while_requests_wait_where_that_is_permitted(prompts: Pro
 def test_a_long_prompt_comes_in_pieces_between_the_steps_of_others(
     prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a prompt that stalls everybody, one read wrongly in pieces, and one that cannot be ended."""
+    """Guards against a prompt that stalls all others, is read wrongly in pieces, or cannot be cancelled."""
     monkeypatch.setattr("marsbench.serving.engine._PIECE", 16)
     long = [token for prompt in prompts for token in prompt][:60]
     alone = answered(engine(model), job(0, long))
@@ -382,19 +382,19 @@ def test_who_only_reads_on_is_told_of_several_forwards_at_once(prompts: Prompts,
     assert own.is_urgent and hear(False) == {2}
     own.work()
     assert own.is_urgent and hear(False) == {2}, "it has ended"
-    assert hear(True) == {1} and [len(one) for one in heard.values()] == [3, 2]
+    assert hear(True) == {1} and [len(tokens) for tokens in heard.values()] == [3, 2]
     alone = answered(engine(model), job(1, prompts[0], 3, ignore_eos=True))
     assert alone.tokens[1] == heard[1]
 
 
 def test_messages_are_few_where_steps_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a message for every step, and against news of a start or an end that waits for others."""
+    """Guards against a message for every step, and a start or an end that is reported late."""
 
     class Fast:
         """An engine of 20 steps, a millisecond each."""
 
         def __init__(self) -> None:
-            self.steps, self.told = 0, list[tuple[int, bool]]()
+            self.steps, self.reports = 0, list[tuple[int, bool]]()
 
         @property
         def is_urgent(self) -> bool:
@@ -403,21 +403,21 @@ def test_messages_are_few_where_steps_are_fast(monkeypatch: pytest.MonkeyPatch) 
         @property
         def idle(self) -> bool:
             if self.steps == 20:
-                other.close()  # nobody is left to decode for
+                other.close()  # no client is left
             return self.steps == 20
 
         def work(self) -> None:
             self.steps += 1
 
         def report(self, *, whole: bool) -> None:
-            self.told.append((self.steps, whole))
+            self.reports.append((self.steps, whole))
 
     own, other = multiprocessing.Pipe()
     fast = Fast()
     monkeypatch.setattr(process, "time", types.SimpleNamespace(perf_counter=lambda: 100 + fast.steps / 1000))
     with pytest.raises((EOFError, ConnectionResetError)):
         process._serve(own, cast(Engine, fast))
-    assert fast.told == [(1, True), (7, True), (9, False), (12, True), (18, True)]
+    assert fast.reports == [(1, True), (7, True), (9, False), (12, True), (18, True)]
 
 
 @settings(deadline=None, max_examples=50)
@@ -438,7 +438,7 @@ def test_no_window_is_slower_than_ar_by_what_the_law_says(steps: list[float], ri
 
 
 def test_the_table_of_windows_is_what_the_machine_makes_of_it() -> None:
-    """Guards against one table for a machine whose positions are free and one whose positions cost what they weigh."""
+    """Guards against the same table where positions are free and where every position costs."""
     free, dear = PositionLaw([1, 512], [0.01, 0.01]), PositionLaw([1, 512], [0.001, 0.512])
     bent = PositionLaw([1, 12, 64], [0.01, 0.01, 0.1])
     assert windows_by_rows(free, 4, 8, [0.7]) == (8,) * 4 and windows_by_rows(dear, 4, 8, [0.7]) == (1,) * 4
@@ -457,18 +457,18 @@ def test_likelihoods_are_those_of_transformers(
     """Guards against log-probabilities that are one token off, or that change where a long prompt is cut."""
     prompt, tokens = prompts[:2]
     monkeypatch.setattr("marsbench.serving.likelihood._TOGETHER", together)
-    found = likelihood(model, prompt, tokens, 2)
+    scored = likelihood(model, prompt, tokens, 2)
     with torch.inference_mode():
         sure = model(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     expected = sure.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
-    torch.testing.assert_close(torch.tensor(found.chosen), expected, atol=1e-4, rtol=1e-4)
-    assert [[*place] for place in found.best] == sure.topk(2).indices.tolist()
+    torch.testing.assert_close(torch.tensor(scored.chosen), expected, atol=1e-4, rtol=1e-4)
+    assert [[*place] for place in scored.best] == sure.topk(2).indices.tolist()
 
 
 def test_an_answer_without_its_log_probabilities_ends_alone(
     prompts: Prompts, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against others' answers lost for want of memory, and log-probabilities that were not asked for."""
+    """Guards against other answers lost for lack of memory, and log-probabilities that were not asked for."""
     log = answered(engine(model), job(0, prompts[0], best=1, method="mars", threshold=0.1), job(1, prompts[0]))
     scored = log.ended[0].likelihood
     assert scored is not None and len(scored.chosen) == len(log.tokens[0]) and log.ended[1].likelihood is None

@@ -1,4 +1,4 @@
-"""The study of a server under load: arrivals, what is made of answers, and the page."""
+"""The study of a server under load: arrivals, the numbers of answers, and the page."""
 
 import itertools
 import random
@@ -35,20 +35,20 @@ def made_up(policy: str, shape: str, load: float, repeat: int, speed: float, **m
 
 
 def test_numbers_of_a_lap() -> None:
-    """Guards against times from the sending, refusals as fast, rates below 0, answers uncompared, another load."""
+    """Guards against times from the sending, refusals seen as fast, rates below 0, uncompared answers, wrong loads."""
     cost = {"completion_tokens": 11, "marsbench": {"forwards": 5, "lossless": False, "threshold": [0.5, 0.9]}}
     answered = [Heard(0.5 * number, 0.001, 200, 0.5 * number + 0.05, 0.5 * number + 0.15, "x", cost)
                 for number in range(9)]  # fmt: skip
-    found = summed([*answered, Heard(4.5, 0.0, 429)], Targets(0.06, 0.0101))
-    assert (found["requests"], found["answered"], found["good"]) == (10, 9, 9)
-    assert (found["emitted"], found["forwards"], found["tau"]) == (99, 45, 0.5)
-    assert found["first_token"] == pytest.approx([0.05] * 3) and found["per_token"] == pytest.approx([0.01] * 3)
-    assert found["took"] == pytest.approx(4.15) and found["waited"] == pytest.approx(9 * 0.15)
+    numbers = summed([*answered, Heard(4.5, 0.0, 429)], Targets(0.06, 0.0101))
+    assert (numbers["requests"], numbers["answered"], numbers["good"]) == (10, 9, 9)
+    assert (numbers["emitted"], numbers["forwards"], numbers["tau"]) == (99, 45, 0.5)
+    assert numbers["first_token"] == pytest.approx([0.05] * 3) and numbers["per_token"] == pytest.approx([0.01] * 3)
+    assert numbers["took"] == pytest.approx(4.15) and numbers["waited"] == pytest.approx(9 * 0.15)
     assert summed(answered, Targets(0.06, 0.0099))["good"] == 0
-    nobody = summed([Heard(0.0, 0.0, 429)], Targets())
-    assert nobody["answered"] == 0 and nobody["whole"] == [] and nobody["tau"] == 1.0
-    found = typical([80.0, 20.0, 60.0])
-    assert 20 < found.value < 80 and 0 < found.interval.low < found.value < found.interval.high
+    refused = summed([Heard(0.0, 0.0, 429)], Targets())
+    assert refused["answered"] == 0 and refused["whole"] == [] and refused["tau"] == 1.0
+    rate = typical([80.0, 20.0, 60.0])
+    assert 20 < rate.value < 80 and 0 < rate.interval.low < rate.value < rate.interval.high
     assert typical([0.0, 20.0, 60.0]).interval.low >= 0
     assert typical([3.0]).interval.low == 0 and typical([2.0, 2.0]).interval.high == pytest.approx(2.0)
     cells = LoadCells.of(made_up(name, "together", 1.0, 0, 1.0) for name in (policies.AR.name, policies.VERIFIED.name))
@@ -72,9 +72,9 @@ _ANSWER = (
 
 
 @given(st.integers(0, len(_ANSWER)), st.integers(0, len(_ANSWER)))
-def test_an_answer_is_read_wherever_it_was_cut(one: int, other: int) -> None:
-    """Guards against text lost between two reads, times of other parts, and half an answer for a whole."""
-    first, second = sorted((one, other))
+def test_an_answer_is_read_wherever_it_was_cut(cut: int, other: int) -> None:
+    """Guards against text lost between two reads, times of other parts, and half an answer that counts as one."""
+    first, second = sorted((cut, other))
     came = [(1.0, _ANSWER[:first]), (2.0, _ANSWER[first:second]), (3.0, _ANSWER[second:])]
     status, body = read_answer([piece for piece in came if piece[1]])
     assert status == 200 and b"".join(data for _, data in body) == b"data: a\n\ndata: b\n\n"
@@ -97,13 +97,13 @@ def page_rows(speeds: dict[str, float]) -> list[ServingRow]:
 
 
 def verdict(page: str) -> str:
-    """What a page says of its one claim, in the last column of the claims' table."""
+    """The verdict on the page's only claim, in the last column of the claims' table."""
     (line,) = [line for line in page.splitlines() if line.startswith("| Ours: ")]
     return line.split("|")[-2].strip()
 
 
 def test_the_page_judges_the_claims() -> None:
-    """Guards against a verdict that its numbers do not carry, either way, a study taken for one that times nothing."""
+    """Guards against a verdict that its numbers do not support, and a study that is not listed as timed."""
     same = {policy.name: 1.0 for policy in policies.POLICIES}
     page = STUDY.render(page_rows(same | {policies.FAST.name: 4.0}), "mini")
     assert "a full server at tau = 0.5: 4.00 [4.00, 4.00]" in page and verdict(page) == "open"
@@ -121,21 +121,21 @@ def test_the_page_judges_the_claims() -> None:
 
 @pytest.mark.parametrize(("scale", "most"), [("mini", 20), ("135m", 25)])
 def test_the_whole_study_fits_into_its_time(scale: str, most: float) -> None:
-    """Guards against a study that outgrows what was promised for it, and a queue that a lap does not fit into."""
+    """Guards against a study that takes longer than promised, and a queue that is too short for a lap."""
     effort = policies.effort_at(preset(scale))
     assert effort.minutes() <= most and max(effort.requests.values()) < policies.QUEUE
 
 
 @pytest.mark.slow
 def test_the_study_runs_and_resumes(micro_checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a study that loses what it has measured, or asks policies what they are not."""
+    """Guards against a study that loses its measured rows, or measures a policy with other settings."""
     (tmp_path / "runs" / "micro").mkdir(parents=True)
     (tmp_path / "runs" / "micro" / "checkpoints").symlink_to(micro_checkpoints)
     run = Run(preset("micro"), Workspace(tmp_path, "micro"))
     rows = [row for row in serving_rows(run) if isinstance(row, ServingRow)]
     cells = policies.effort_at(preset("micro")).cells()
-    asked = {(cell.policy.name, cell.shape, cell.load) for cell in cells}
-    assert {(row.policy, row.shape, row.load) for row in rows} == asked
+    expected = {(cell.policy.name, cell.shape, cell.load) for cell in cells}
+    assert {(row.policy, row.shape, row.load) for row in rows} == expected
     for row in rows:
         assert row.answered == row.requests and row.right is not None
         assert row.whole[0] >= row.first_token[0] > 0 and row.waited <= 1.01 * row.took * row.answered
@@ -145,10 +145,10 @@ def test_the_study_runs_and_resumes(micro_checkpoints: Path, tmp_path: Path, mon
     served, bare = (by_cell[policies.AR.name, shape, float(policies.AT_ONCE)] for shape in ("together", "engine"))
     assert (served.answers, served.emitted, served.right) == (bare.answers, bare.emitted, bare.right)
     assert served.forwards == bare.forwards
-    same, asked = LoadCells.of(rows).same_answers()
-    assert same == asked > 12
+    same, compared = LoadCells.of(rows).same_answers()
+    assert same == compared > 12
     known = len(read_rows(run.workspace.row_file))
-    monkeypatch.setattr("marsbench.studies.serving.measuring._serving", None)  # nothing is left to be asked
+    monkeypatch.setattr("marsbench.studies.serving.measuring._serving", None)  # nothing is left to measure
     again = Run(preset("micro"), Workspace(tmp_path, "micro"))
     assert [row.key for row in serving_rows(again)] == [row.key for row in rows]
     assert len(read_rows(run.workspace.row_file)) == known

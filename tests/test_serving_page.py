@@ -16,7 +16,7 @@ PAGE = Path(__file__).resolve().parent.parent / "marsbench" / "serving" / "page.
 
 
 def test_the_page_is_whole_in_itself() -> None:
-    """Guards against a page that stays empty where there is no network."""
+    """Guards against a page that stays empty without a network."""
     text = PAGE.read_text(encoding="utf-8")
     assert not re.findall(r"(?:src|href)=\"(?!data:)|url\(|@import|https?://", text)
     labelled = set(re.findall(r"for=\"([\w-]+)\"", text))
@@ -26,7 +26,7 @@ def test_the_page_is_whole_in_itself() -> None:
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of random weights that takes its time, and never comes to an end by itself."""
+    """A checkpoint of random weights that decodes slowly, and never ends an answer by itself."""
     folder = tmp_path_factory.mktemp("slow")
     tokenizer = build_tokenizer(512, texts=200)
     config = Qwen2Config(
@@ -41,10 +41,10 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(browser: Any, slow: Path) -> Iterator[Running]:
-    """One that decodes them; without a browser nothing is started."""
-    found = Running(slow, "--threshold", "1")
-    yield found
-    found.end()
+    """A server of the slow checkpoint; without a browser it is not started."""
+    running = Running(slow, "--threshold", "1")
+    yield running
+    running.end()
 
 
 def value(browser: Any, name: str) -> str:
@@ -68,14 +68,14 @@ def test_the_slider_turns_what_streams(browser: Any, server: Running) -> None:
     spans = browser.find_elements("css selector", "#log .assistant span")
     assert {"f0", "f1"} == {span.get_attribute("class") for span in spans[:8]}
     assert "4 tokens in one forward pass" in [span.get_attribute("title") for span in spans]
-    said = browser.find_element("css selector", "#log .cost").text
-    assert "tau 0.00 to 1.00" in said and "mars" in said
+    cost = browser.find_element("css selector", "#log .cost").text
+    assert "tau 0.00 to 1.00" in cost and "mars" in cost
     assert eventually(lambda: browser.find_element("id", "tau-line").get_attribute("points"))
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
 def test_escape_stops_an_answer_and_errors_are_shown(browser: Any, server: Running) -> None:
-    """Guards against an answer that nobody can stop, and a refusal that the page keeps to itself."""
+    """Guards against an answer that cannot be stopped, and a refusal that the page does not show."""
     from selenium.webdriver.common.keys import Keys
 
     prompt = browser.find_element("id", "prompt")
@@ -89,7 +89,7 @@ def test_escape_stops_an_answer_and_errors_are_shown(browser: Any, server: Runni
     browser.execute_script("document.getElementById('limit').value = 99999")
     prompt.send_keys("Too much", Keys.ENTER)
     assert eventually(lambda: "context" in "".join(
-        one.text for one in browser.find_elements("css selector", "#log .error")
+        line.text for line in browser.find_elements("css selector", "#log .error")
     ))  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def test_both_schemes_can_be_read(browser: Any, scheme: str) -> None:
 
 
 def can_be_read(browser: Any, scheme: str, *more: tuple[str, str]) -> dict[str, str]:
-    """Look at a page's inks on their grounds in one scheme; returns the colours by their names."""
+    """Check a page's inks on their grounds in one scheme; returns the colours by their names."""
     wanted = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wanted)
     pairs = [("ink", "page"), ("ink", "field"), ("quiet", "page"), ("quiet", "field"), ("second", "field"), *more]
@@ -118,7 +118,7 @@ def can_be_read(browser: Any, scheme: str, *more: tuple[str, str]) -> dict[str, 
 
 def contrast(first: str, second: str) -> float:
     """The contrast of two colours, from 1 to 21."""
-    high, low = sorted((luminance(one) for one in (first, second)), reverse=True)
+    high, low = sorted((luminance(colour) for colour in (first, second)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 

@@ -50,12 +50,12 @@ def rows_of_seeds(count: int) -> list[list[Row]]:
 
 # ---- several seeds --------------------------------------------------------------------------------------------------
 def test_seeds_are_pooled_question_by_question() -> None:
-    """Guards against questions of one seed beside another's, averaged counts, and two seeds that pass for three."""
+    """Guards against questions of one seed beside another's, averaged counts, and two seeds that count as three."""
     seeds = rows_of_seeds(3)
-    found, *alone = (latest_cells(rows)["mars", "bbh"] for rows in (pooled(seeds), *seeds))
+    together, *alone = (latest_cells(rows)["mars", "bbh"] for rows in (pooled(seeds), *seeds))
     for name, put_together in (("correct", mean), ("emitted", sum), ("forwards", sum)):
         each = zip(*[getattr(row, name) for row in alone], strict=True)
-        assert getattr(found, name) == pytest.approx([put_together(values) for values in each])
+        assert getattr(together, name) == pytest.approx([put_together(values) for values in each])
 
     def change(row: Row) -> Row:
         assert isinstance(row, EvaluationRow)
@@ -73,7 +73,7 @@ def test_a_claim_over_seeds_by_hand(tmp_path: Path) -> None:
     assert (drawn := line_on(seeds, TABLE2.plan, "mars", ["bbh"])) and drawn[1].value == pytest.approx(mean(shares))
     figures = [TABLE2.draw(of, tmp_path)[0].read_bytes() for of in (seeds[:1], seeds)]
     assert figures[0] != figures[1]
-    values = [found.estimate.value for rows in seeds if (found := MATCHES.of(rows)).estimate]
+    values = [finding.estimate.value for rows in seeds if (finding := MATCHES.of(rows)).estimate]
     together, questions = MATCHES.over(seeds), MATCHES.of(pooled(seeds))
     assert together.estimate and questions.estimate
     assert together.estimate.value == pytest.approx(mean(values))
@@ -97,7 +97,7 @@ def with_mars(seed: int, right: int) -> list[Row]:
 
 
 def test_one_seed_is_judged_as_on_its_page() -> None:
-    """Guards against a second kind of interval for what was trained once, and seeds compared on other benchmarks."""
+    """Guards against another interval for a model that was trained once, and seeds compared on other benchmarks."""
     first, second = rows_of_seeds(2)
     alone = MATCHES.over([first])
     assert alone == replace(MATCHES.of(first), p=alone.p) and alone.seeds == 1
@@ -133,8 +133,8 @@ THE_OTHER_WAY = {4: {4: 0.8, 32: 0.5}, 8: {4: 0.8, 32: 0.6}, 16: {4: 0.9, 32: 0.
 
 
 def claim(words: str) -> Claim:
-    (found,) = [one.claim for one in judge_all(claims(), []) if words in one.claim.text]
-    return found
+    (matching,) = [judged.claim for judged in judge_all(claims(), []) if words in judged.claim.text]
+    return matching
 
 
 @pytest.mark.parametrize(
@@ -150,9 +150,9 @@ def claim(words: str) -> Claim:
 )
 def test_claims_on_a_sweep(words: str, value: float, other: str) -> None:
     """Guards against the wrong cells, ratios upside down, and claims that cannot fail."""
-    found = claim(words).of(sweep(AS_PUBLISHED))
-    assert found.verdict == "holds" and found.estimate
-    assert found.estimate.value == pytest.approx(value, rel=0.01)
+    finding = claim(words).of(sweep(AS_PUBLISHED))
+    assert finding.verdict == "holds" and finding.estimate
+    assert finding.estimate.value == pytest.approx(value, rel=0.01)
     assert claim(words).of(sweep(THE_OTHER_WAY, target=0.8, forwards=6)).verdict == other
     assert claim(words).of([]).verdict == "not run"
 
@@ -161,10 +161,10 @@ def test_races_of_several_seeds_are_summed() -> None:
     """Guards against laps that are averaged with those of other races, or a baseline of one seed for all."""
     row = sweep_row("cache 4", "mars-block-cache", 4, [1.0, 2.0], options={"cache_block": 4})
     slower = replace(row, seconds=[3.0, 2.0], baselines={"ar": {"seconds": [2.0, 3.0], "emitted": 80}})
-    (found,) = pooled([[row], [slower]])
-    assert isinstance(found, SweepRow)
-    assert (found.seconds, found.emitted) == ([4.0, 4.0], [20] * 4)
-    assert found.baselines == {"ar": {"seconds": [3.0, 4.0], "emitted": 120}}
+    (summed,) = pooled([[row], [slower]])
+    assert isinstance(summed, SweepRow)
+    assert (summed.seconds, summed.emitted) == ([4.0, 4.0], [20] * 4)
+    assert summed.baselines == {"ar": {"seconds": [3.0, 4.0], "emitted": 120}}
     assert pooled([[row], [replace(row, seconds=[1.0])]]) == pooled([[row], [replace(row, baselines={})]]) == []
 
 
@@ -179,13 +179,13 @@ def parameters(of_mars: int) -> list[Row]:
 
 
 def test_claims_on_training() -> None:
-    """Guards against a bound on one side only, one slow step that sets the pace of all seeds, and a larger MARS."""
+    """Guards against a bound on one side only, one slow step that decides for all seeds, and a larger MARS."""
     verdicts = [claim("costs about twice").of(steps(ratio)).verdict for ratio in (2.0, 1.2, 3.0)]
     assert verdicts == ["holds", "does not hold", "does not hold"]
     assert [claim("adds no parameters").of(parameters(n)).verdict for n in (1000, 1001)] == ["holds", "does not hold"]
     mars = ([2.0, 2.0, 9.0], [2.0, 9.0, 2.0], [9.0, 2.0, 2.0])
-    found = [StepCostRow("k", "done", "", "mini", {"ar": [1.0] * 3, "mars": [*of_seed]}) for of_seed in mars]
-    together = claim("costs about twice").over([[row] for row in found])
+    rows = [StepCostRow("k", "done", "", "mini", {"ar": [1.0] * 3, "mars": [*of_seed]}) for of_seed in mars]
+    together = claim("costs about twice").over([[row] for row in rows])
     assert together.estimate and (together.estimate.value, together.estimate.n, together.seeds) == (2.0, 9, 3)
 
 
@@ -195,30 +195,30 @@ def index_of(root: Path) -> str:
 
 
 def test_a_seed_counts_wherever_its_lines_were_measured(tmp_path: Path) -> None:
-    """Guards against "differs" on a page that one training made, where other pages have more of the same lines."""
+    """Guards against a "differs" from one training seed where other pages have more seeds of these lines."""
     table3 = next(page for page in PAGES if page.plan.key == "table3")
     for seed in range(3):
         publish(tmp_path, [*answers_of(table3, seed)], "table3", variant=f"seed{seed}" if seed else "")
     publish(tmp_path, [*answers_of(table3, 0)], "discrepancies")
     (collection,) = collect(tmp_path, "mini", pages())
     seeds = collection.shown_with("discrepancies", 0)
-    found = effect(seeds, "mars_no_sft_b4", "mars_no_sft_released_b4")
-    assert found and found[0].seeds == 3
+    effects = effect(seeds, "mars_no_sft_b4", "mars_no_sft_released_b4")
+    assert effects and effects[0].seeds == 3
     assert {row.arm for row in seeds[1] if isinstance(row, EvaluationRow)} <= {arm.name for arm in PLAN.lines}
     assert list(collection.shown_with("discrepancies", 2)) == [2, 0, 1]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.plan.key)
 def test_only_the_papers_ablation_stands_beside_its_numbers(page: TablePage) -> None:
-    """Guards against the clean ablation held against a number that the authors' 1/t weights made too."""
+    """Guards against the clean ablation beside a published number that was made with the authors' 1/t weights."""
     ablations = [arm for arm in page.plan.lines if arm.published == "mars_no_sft"]
     assert {arm.stage for arm in ablations} <= {"mars_no_sft_released"}
     clean = {arm.name for arm in page.plan.lines if arm.stage == "mars_no_sft"}
-    assert all(clean.isdisjoint(one.lines) or one.published("0.5b") is None for one in page.claims)
+    assert all(clean.isdisjoint(claim.lines) or claim.published("0.5b") is None for claim in page.claims)
 
 
 def test_scales_of_tests_have_pages_of_their_own(tmp_path: Path) -> None:
-    """Guards against rows of models that know nothing on the page of the paper's scales."""
+    """Guards against rows of the tests' tiny models on the page of the paper's scales."""
     publish(tmp_path, [*answers_of(TABLE2)], "table2", scale="micro")
     micro, mini = (write_whole_paper(tmp_path, scale)[0] for scale in ("micro", "mini"))
     assert micro == tmp_path / "reports" / "micro" / "index.md" and mini == tmp_path / "reports" / "index.md"
@@ -227,13 +227,13 @@ def test_scales_of_tests_have_pages_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_quick_sweep_stands_in_for_a_whole_one(tmp_path: Path) -> None:
-    """Guards against Tables 5 and 6 called not run after a quick run, and a quick run that hides a whole one."""
+    """Guards against Tables 5 and 6 called not run after a quick run, and a quick run that hides a full one."""
     publish(tmp_path, sweep(AS_PUBLISHED), "speedup", variant="quick")
-    (found,) = collect(tmp_path, "mini", pages())
-    assert found.links == {"speedup": "mini/quick/speedup.md"} and found.of("speedup")
+    (collection,) = collect(tmp_path, "mini", pages())
+    assert collection.links == {"speedup": "mini/quick/speedup.md"} and collection.of("speedup")
     publish(tmp_path, sweep(THE_OTHER_WAY), "speedup")
-    (found,) = collect(tmp_path, "mini", pages())
-    assert found.links == {"speedup": "speedup.md"}
+    (collection,) = collect(tmp_path, "mini", pages())
+    assert collection.links == {"speedup": "speedup.md"}
 
 
 @pytest.mark.parametrize("change", [lambda row: replace(row, correct=[], emitted=[], forwards=[], status="failed"),
@@ -248,7 +248,7 @@ def test_nothing_undefined_is_printed(change: Callable[[EvaluationRow], Evaluati
 # ---- the command ----------------------------------------------------------------------------------------------------
 @pytest.mark.usefixtures("brief_training")
 def test_the_whole_paper_with_one_command(reproduced: Path, tmp_path: Path) -> None:
-    """Guards against a page that is left out, one failure that takes the others with it, and a failure in silence."""
+    """Guards against a page that is left out, one failure that takes the others with it, and a silent failure."""
     output, trained = tmp_path, Path("runs", "micro", "checkpoints")
     shutil.copytree(reproduced / trained, output / trained)
     few = ["--benchmarks", "mini_bbh", "--limit", "1", "--quick"]  # Table 8 and Figure 6 do not ask mini_bbh
@@ -270,11 +270,11 @@ def test_the_whole_paper_with_one_command(reproduced: Path, tmp_path: Path) -> N
 def test_what_the_paper_numbers_is_made_by_its_number(
     name: str, page: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Guards against a table or figure that nobody can ask for, or that makes another page."""
-    made = list[str]()
+    """Guards against a table or figure that cannot be asked for, or that makes another page."""
+    keys = list[str]()
 
     def carry_out(wanted: Sequence[Study], *_: Any, **__: Any) -> dict[str, list[Row]]:
-        made.extend(study.key for study in wanted)
+        keys.extend(study.key for study in wanted)
         if page == "speedup":
             return {page: [replace(row, scale="micro") for row in sweep(AS_PUBLISHED)]}
         (study,) = wanted
@@ -284,11 +284,11 @@ def test_what_the_paper_numbers_is_made_by_its_number(
     assert {item.key: study.key for study in studies().values() for item in study.holds} == HELD_BY
     run = Run(preset("micro"), Workspace(tmp_path, "micro"))
     written = reproduction.reproduce_page(name, run, executor_of(run, jobs=1))
-    assert {*made} == {page} and written == tmp_path / "reports" / "micro" / f"{page}.md"
+    assert {*keys} == {page} and written == tmp_path / "reports" / "micro" / f"{page}.md"
 
 
 def test_the_registry_is_the_papers() -> None:
-    """Guards against tables out of order or not found, claims left out, and a line that is another elsewhere."""
+    """Guards against tables out of order or not found, claims left out, and a line with two meanings."""
     keys = [item.key for item in items()]
     tables = [f"table{number}" for number in (2, 3, 4, 5, 6, 8, 9)]
     figures = [f"figure{number}" for number in (1, 3, 6)]
@@ -375,7 +375,7 @@ def test_every_published_number_is_there_once() -> None:
 
 
 def test_filters_narrow_to_the_cell() -> None:
-    """Guards against filters that are ignored, and a misspelt name that looks like "the paper has no such number"."""
+    """Guards against filters that are ignored, and a misspelt name that reads like "the paper has no such number"."""
     (cell,) = published("2", scale="0.5b", method="base", benchmark="ifeval")
     assert cell == Published("2", "0.5b", "base", "accuracy", 27.8, "ifeval", block_size=None, threshold=1.0)
     assert published("2", scale="0.5b", method="jacobi") == []
