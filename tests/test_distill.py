@@ -30,7 +30,7 @@ SAMPLED = ("--temperature", "1.0")  # about half of the answers come to an end
 
 
 def save_model(folder: Path, seed: int = 0) -> Path:
-    """A random checkpoint that speaks in letters of ASCII, one a token, so that whatever it says is text."""
+    """A random checkpoint that speaks in ASCII letters, one per token, so that any answer is text."""
     letters = [chr(code) for code in range(ord("A"), ord("z") + 1) if chr(code).isalpha()]
     vocabulary = [PAD, START, END, MASK, *letters, ".", "\u0120", "\u010a"]  # the last two: space and line break
     core = Tokenizer(models.BPE({entry: number for number, entry in enumerate(vocabulary)}, []))
@@ -44,12 +44,12 @@ def save_model(folder: Path, seed: int = 0) -> Path:
         vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, intermediate_size=32, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=160, initializer_range=0.4, eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
-    spoken = Qwen2ForCausalLM(config)
+    network = Qwen2ForCausalLM(config)
     with torch.no_grad():
-        spoken.lm_head.weight.normal_(std=0.8)
-        for token, weight in ((PAD, 0), (START, 0), (MASK, 0), (END, 1.4)):  # the last is said often, the others rarely
-            spoken.lm_head.weight[tokenizer.convert_tokens_to_ids(token)] *= weight
-    spoken.save_pretrained(folder)
+        network.lm_head.weight.normal_(std=0.8)
+        for token, weight in ((PAD, 0), (START, 0), (MASK, 0), (END, 1.4)):  # the last comes often, the others rarely
+            network.lm_head.weight[tokenizer.convert_tokens_to_ids(token)] *= weight
+    network.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -70,8 +70,8 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def distill(model: Path, prompts: Path, out: Path, *options: str, code: int = 0) -> Result:
-    asked = ["--checkpoint", model, "--prompts", prompts, "--out", out, "--max-new-tokens", "24"]
-    return invoke("distill", *asked, *options, code=code)
+    arguments = ["--checkpoint", model, "--prompts", prompts, "--out", out, "--max-new-tokens", "24"]
+    return invoke("distill", *arguments, *options, code=code)
 
 
 def written(file: Path) -> list[list[dict[str, str]]]:
@@ -80,13 +80,13 @@ def written(file: Path) -> list[list[dict[str, str]]]:
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Request, Generation]]:
-    """What the engine is given, and what it gives."""
+    """The requests that the engine gets, and its generations."""
     seen: list[tuple[Request, Generation]] = []
 
     def noting(model: Any, method: Any, requests: Any, **how: Any) -> list[Generation]:
-        found = decode(model, method, requests, **how)
-        seen.extend(zip(requests, found, strict=True))
-        return found
+        generations = decode(model, method, requests, **how)
+        seen.extend(zip(requests, generations, strict=True))
+        return generations
 
     monkeypatch.setattr(answering, "decode", noting)
     return seen
@@ -96,14 +96,14 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Request, Generation]]
 def test_answers_are_read_as_the_very_tokens_that_were_decoded(
     model: Path, prompts: Path, tmp_path: Path, decoded: list[tuple[Request, Generation]]
 ) -> None:
-    """Guards against a template applied twice, a BOS or EOS too many, an end never learned, data only we can read."""
+    """Guards against a template applied twice, a BOS or EOS too many, an end not taught, data only we can read."""
     chats = tmp_path / "chats.jsonl"
     distill(model, prompts, chats, *SAMPLED)
     chat = read_chat_data(str(chats), load(model).tokenizer, 512)
-    whole = sorted([*request.prompt_ids, *one.tokens, 2] for request, one in decoded if one.finish == "eos")
-    assert 5 < len(whole) < len(QUESTIONS) and chat.dropped == 0
-    assert sorted(map(list, chat.sequences["input_ids"])) == whole  # type: ignore[call-overload]
-    assert sorted(chat.labelled) == sorted(one.emitted for _, one in decoded if one.finish == "eos")
+    expected = sorted([*request.prompt_ids, *answer.tokens, 2] for request, answer in decoded if answer.finish == "eos")
+    assert 5 < len(expected) < len(QUESTIONS) and chat.dropped == 0
+    assert sorted(map(list, chat.sequences["input_ids"])) == expected  # type: ignore[call-overload]
+    assert sorted(chat.labelled) == sorted(answer.emitted for _, answer in decoded if answer.finish == "eos")
     distill(model, prompts, chats, *SAMPLED)
     start = ["--scale", "0.5b", "--base", str(model), "--chat-data", str(chats), "--output", str(tmp_path)]
     done = invoke("train", "mars", *start, "--max-steps", "2", "--batch-size", "4")
@@ -128,23 +128,23 @@ def test_the_file_is_the_same_whatever_the_batch_and_the_method(
         return
     loaded = load(model)
     ids = loaded.tokenizer.apply_chat_template(chats[7][:1], add_generation_prompt=True, return_dict=True)["input_ids"]
-    (one,) = decode(loaded.model, Autoregressive(), [Request(ids, 24)], eos_id=2, pad_id=0)
-    assert chats[7][1]["content"] == loaded.tokenizer.decode(one.tokens), "asked as in a chat"
+    (generation,) = decode(loaded.model, Autoregressive(), [Request(ids, 24)], eos_id=2, pad_id=0)
+    assert chats[7][1]["content"] == loaded.tokenizer.decode(generation.tokens), "asked as in a chat"
 
 
 def test_what_is_left_out_is_counted(model: Path, tmp_path: Path, decoded: list[tuple[Request, Generation]]) -> None:
     """Guards against targets that teach to stop midway, and against silence about them."""
     long = {"prompt": " ".join(["one"] * 60)}
-    prompts = save(tmp_path / "prompts.jsonl", *[{"prompt": one} for one in QUESTIONS], long)
+    prompts = save(tmp_path / "prompts.jsonl", *[{"prompt": question} for question in QUESTIONS], long)
     sampled = "--temperature", "2", "--samples", "8"
     distill(model, prompts, tmp_path / "chats.jsonl", *sampled[:3], "2")
     done = distill(model, prompts, tmp_path / "chats.jsonl", *sampled)  # more samples: it goes on
-    cut = sum(one.finish == "length" for _, one in decoded)
+    cut = sum(generation.finish == "length" for _, generation in decoded)
     left = len(written(tmp_path / "chats.jsonl"))
     lost = len(decoded) - cut - left
-    assert cut and left and lost and len(decoded) == 8 * len(QUESTIONS) == len({one.seed for one, _ in decoded})
-    said = [turns[0]["content"] for turns in written(tmp_path / "chats.jsonl")]
-    assert said == sorted(said, key=QUESTIONS.index), "in the order of the prompts"
+    assert cut and left and lost and len(decoded) == 8 * len(QUESTIONS) == len({request.seed for request, _ in decoded})
+    questions = [turns[0]["content"] for turns in written(tmp_path / "chats.jsonl")]
+    assert questions == sorted(questions, key=QUESTIONS.index), "in the order of the prompts"
     assert f"{left} answers" in done.stdout and f"{cut} cut at --max-new-tokens" in done.stdout
     assert f"{lost} that chat data cannot hold" in done.stdout
     assert "8 to prompts longer than the 136 tokens" in done.stdout
@@ -160,7 +160,7 @@ def test_what_is_left_out_is_counted(model: Path, tmp_path: Path, decoded: list[
      ("7", True, False, "that chat data cannot hold"), ("7", False, False, "cut")],
 )  # fmt: skip
 def test_every_answer_left_out_has_one_reason(text: str, ended: bool, kept: bool, reason: str | None) -> None:
-    """Guards against answers that say nothing in the data, and against one that is counted twice."""
+    """Guards against empty answers in the data, and against an answer that is counted twice."""
     answer = Response(0, text, 3, ended, kept)
     assert (answer.left_out(keep_cut=False) or "").startswith(reason or "")
     assert bool(answer.left_out(keep_cut=True)) == (reason not in (None, "cut") or not kept)
@@ -178,34 +178,34 @@ TRIMS = CHAT_TEMPLATE.replace("message.content", "message.content | trim")
 )  # fmt: skip
 @pytest.mark.parametrize("template", [CHAT_TEMPLATE, TRIMS], ids=["plain", "trims"])
 def test_what_the_trainer_would_read_otherwise_is_told(text: str, kept: bool, template: str) -> None:
-    """Guards against an end in the midst or half a character learned, and all answers lost where a template trims."""
+    """Guards against half a character or an end in the middle learned, and answers lost where a template trims."""
     tokenizer = build_tokenizer(512, texts=500)
     tokenizer.chat_template = template
     tokens = [token for part in text.split("|") for token in tokenizer(part).input_ids] if "<|" not in text else None
     tokens = tokens or tokenizer(text).input_ids
     if text.endswith("\u2603<"):
         tokens = tokenizer("\u2603").input_ids[:-1]
-    found = Chats(tokenizer).keeps(tokens, [{"role": "user", "content": "?"}])
-    assert bool(found) == kept and found == {"The answer is 42.": "tokens", "The ans|wer": "text"}.get(text, found)
+    form = Chats(tokenizer).keeps(tokens, [{"role": "user", "content": "?"}])
+    assert bool(form) == kept and form == {"The answer is 42.": "tokens", "The ans|wer": "text"}.get(text, form)
 
 
 def test_an_answer_ends_where_the_trainer_will_end_it(model: Path, prompts: Path, tmp_path: Path) -> None:
     """Guards against answers that run past their turn, where a checkpoint names the end of documents as its EOS."""
     base = Path(shutil.copytree(model, tmp_path / "base"))
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
-        told = json.loads((base / name).read_text())
-        named = {"eos_token": PAD} if "tokenizer" in name else {"eos_token_id": 0}
-        (base / name).write_text(json.dumps(told | named))
+        settings = json.loads((base / name).read_text())
+        other = {"eos_token": PAD} if "tokenizer" in name else {"eos_token_id": 0}
+        (base / name).write_text(json.dumps(settings | other))
     assert load(base).tokenizer.eos_token == PAD
     for folder in (model, base):
         distill(folder, prompts, tmp_path / f"{folder.name}.jsonl", *SAMPLED)
-    told_so, found_out = (written(tmp_path / f"{folder.name}.jsonl") for folder in (model, base))
-    assert told_so and all(turns in found_out for turns in told_so)
+    named, inferred = (written(tmp_path / f"{folder.name}.jsonl") for folder in (model, base))
+    assert named and all(turns in inferred for turns in named)
 
 
 # ---- the prompts -----------------------------------------------------------------------------------------------------
 def test_prompts_come_in_many_forms(model: Path, tmp_path: Path) -> None:
-    """Guards against others' answers in a prompt, a column passed over, a template's traceback, and prompts unread."""
+    """Guards against old answers in a prompt, an unread column or prompt, and a template's traceback."""
     system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "One?"}
     theirs, again = {"role": "assistant", "content": "Theirs."}, {"role": "user", "content": "Two?"}
     file = save(
@@ -226,8 +226,8 @@ def test_prompts_come_in_many_forms(model: Path, tmp_path: Path) -> None:
     assert raised.value.where == "in.jsonl, line 2"
     (tmp_path / "in.jsonl").write_text('{"prompt": "Hi?"}\n')
     both = ["--prompts", tmp_path / "in.jsonl", "--self-asked", "5"]
-    for given in ([], both):
-        done = invoke("distill", "--checkpoint", "x", "--out", tmp_path / "out.jsonl", *given, code=2)
+    for sources in ([], both):
+        done = invoke("distill", "--checkpoint", "x", "--out", tmp_path / "out.jsonl", *sources, code=2)
         assert "--self-asked" in done.output
 
 
@@ -248,17 +248,17 @@ BAD = {
 
 @pytest.mark.parametrize("mistake", BAD)
 def test_a_line_that_asks_nothing_is_named(mistake: str, model: Path, tmp_path: Path) -> None:
-    """Guards against tracebacks, and prompts that are silently passed over."""
-    line, said = BAD[mistake]
+    """Guards against tracebacks, and prompts that are silently left out."""
+    line, message = BAD[mistake]
     done = distill(model, save(tmp_path / "in.jsonl", {"prompt": "One?"}, line), tmp_path / "out.jsonl", code=2)
-    assert "in.jsonl, line 2" in done.stderr and said in done.stderr
+    assert "in.jsonl, line 2" in done.stderr and message in done.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["in.jsonl"]
 
 
 # ---- interruptions ---------------------------------------------------------------------------------------------------
 @pytest.fixture
-def whole(model: Path, prompts: Path, tmp_path: Path) -> Path:
-    """Chat data that was made in one go, with its log."""
+def chats(model: Path, prompts: Path, tmp_path: Path) -> Path:
+    """Chat data that was written in one run, with its log."""
     distill(model, prompts, tmp_path / "chats.jsonl", *SAMPLED)
     return tmp_path / "chats.jsonl"
 
@@ -269,27 +269,27 @@ def log_of(out: Path) -> Path:
 
 
 def test_a_run_goes_on_wherever_it_was_killed(
-    whole: Path, model: Path, prompts: Path, decoded: list[tuple[Request, Generation]]
+    chats: Path, model: Path, prompts: Path, decoded: list[tuple[Request, Generation]]
 ) -> None:
-    """Guards against answers lost or given twice after a kill, in the midst of a line too, and a broken log unnamed."""
-    log, file, data = log_of(whole).read_bytes(), log_of(whole), whole.read_bytes()
+    """Guards against answers lost or repeated after a kill, even within a line, and a broken log without its name."""
+    log, file, data = log_of(chats).read_bytes(), log_of(chats), chats.read_bytes()
     ends = [at + 1 for at, byte in enumerate(log) if byte == ord("\n")]
     for size in (0, ends[0] - 1, ends[0], ends[7] + 1, ends[20] - 1, ends[-1]):
-        whole.unlink()
+        chats.unlink()
         file.write_bytes(log[:size])
         decoded.clear()
-        distill(model, prompts, whole, *SAMPLED)
-        assert whole.read_bytes() == data
+        distill(model, prompts, chats, *SAMPLED)
+        assert chats.read_bytes() == data
         assert len(decoded) == len(QUESTIONS) - log[:size].count(b"\n"), "what is there is not decoded again"
         assert sorted(file.read_text().splitlines()) == sorted(log.decode().splitlines())
     file.write_bytes(log[: ends[2]] + b"{}\n" + log[ends[2] :])  # by an editor
-    assert f"{file}, line 4" in distill(model, prompts, whole, *SAMPLED, code=2).stderr
+    assert f"{file}, line 4" in distill(model, prompts, chats, *SAMPLED, code=2).stderr
 
 
 def test_an_interruption_leaves_no_chat_data_and_all_answers(
     model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against half a file that somebody trains on, and answers that are only kept at the end."""
+    """Guards against training on half a file, and answers that are only kept at the end."""
     keeps = Chats.keeps
     left = 10
 
@@ -321,7 +321,7 @@ def _other_template(model: Path, prompts: Path, folder: Path) -> Path:
 
 
 def _other_prompts(model: Path, prompts: Path, folder: Path) -> Path:
-    save(prompts, *[{"prompt": one} for one in QUESTIONS[1:]])
+    save(prompts, *[{"prompt": question} for question in QUESTIONS[1:]])
     return model
 
 
@@ -332,14 +332,14 @@ OTHERS: list[Any] = [
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_other_answers_are_not_mixed_in(other: Any, whole: Path, model: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against chat data of two minds, and against a refusal that spoils what is there."""
-    before = whole.read_bytes(), log_of(whole).read_bytes()
+def test_other_answers_are_not_mixed_in(other: Any, chats: Path, model: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against chat data of two models or settings, and against a refusal that spoils the file."""
+    before = chats.read_bytes(), log_of(chats).read_bytes()
     options = other if isinstance(other, tuple) else ()
-    asked = other(model, prompts, tmp_path) if callable(other) else model
-    refused = distill(asked, prompts, whole, *SAMPLED, *options, code=2).stderr
+    checkpoint = other(model, prompts, tmp_path) if callable(other) else model
+    refused = distill(checkpoint, prompts, chats, *SAMPLED, *options, code=2).stderr
     assert "the file exists, with other settings (one of: weights, chat template, prompts, max_new" in refused
-    assert (whole.read_bytes(), log_of(whole).read_bytes()) == before
+    assert (chats.read_bytes(), log_of(chats).read_bytes()) == before
 
 
 def test_more_can_be_asked_later(
@@ -348,7 +348,7 @@ def test_more_can_be_asked_later(
     """Guards against a first try that has to be thrown away."""
     few, many = tmp_path / "few.jsonl", tmp_path / "many.jsonl"
     distill(model, prompts, few, *SAMPLED, "--limit", "6", "--keep-cut")
-    assert [one[0]["content"] for one in written(few)] == QUESTIONS[:6]
+    assert [turns[0]["content"] for turns in written(few)] == QUESTIONS[:6]
     distill(model, prompts, few, *SAMPLED)
     assert len(decoded) == len(QUESTIONS)
     distill(model, prompts, many, *SAMPLED)
@@ -356,7 +356,7 @@ def test_more_can_be_asked_later(
 
 
 def test_what_is_there_or_in_use_is_refused(model: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against a data set overwritten by a slip, two runs in one file, prompts in a form never asked before."""
+    """Guards against a data set overwritten by mistake, two runs in one file, and a model without a chat template."""
     mine = save(tmp_path / "mine.jsonl", {"messages": []})
     assert "the file exists" in distill(model, prompts, mine, *SAMPLED, code=2).stderr
     assert mine.read_text() == '{"messages": []}\n'
@@ -370,19 +370,19 @@ def test_what_is_there_or_in_use_is_refused(model: Path, prompts: Path, tmp_path
 
 # ---- what cannot be --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--max-new-tokens", "1", "--limit", "3"), "nothing to write"),
         (("--max-new-tokens", "160"), "no room for a prompt"), (("--prompts", "empty.jsonl"), "the file is empty"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_distilled_is_said(
-    options: tuple[str, ...], said: str, model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: tuple[str, ...], message: str, model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against empty files that look like a success, and every prompt left out as too long, one by one."""
+    """Guards against empty files that look like a success, and every prompt left out as too long."""
     monkeypatch.chdir(tmp_path)
     Path("empty.jsonl").touch()
-    assert said in distill(model, prompts, tmp_path / "chats.jsonl", *options, code=2).stderr
+    assert message in distill(model, prompts, tmp_path / "chats.jsonl", *options, code=2).stderr
     assert not (tmp_path / "chats.jsonl").exists()
 
 
@@ -392,35 +392,35 @@ def talker(micro_checkpoints: Path) -> Loaded:
 
 
 def asking(talker: Loaded, says: list[tuple[str, str]]) -> tuple[Any, list[Any]]:
-    """A checkpoint that says these texts in turn, each with how it ends; and what it was asked."""
-    asked: list[Any] = []
+    """A checkpoint that answers with these texts in turn, each with how it ends; and its requests."""
+    requests: list[Any] = []
 
-    def decode(requests: Any, on_finished: Any, **how: Any) -> None:
-        for request in requests:
-            text, finish = says[len(asked) % len(says)]
+    def decode(batch: Any, on_finished: Any, **how: Any) -> None:
+        for request in batch:
+            text, finish = says[len(requests) % len(says)]
             ids = talker.tokenizer(text, add_special_tokens=False).input_ids
-            asked.append((request, how))
-            on_finished(len(asked), Generation(ids, [1] * len(ids), 1, finish))  # type: ignore[arg-type]
+            requests.append(request)
+            on_finished(len(requests), Generation(ids, [1] * len(ids), 1, finish))  # type: ignore[arg-type]
 
-    return SimpleNamespace(loaded=talker, decode=decode), asked
+    return SimpleNamespace(loaded=talker, decode=decode), requests
 
 
 def test_questions_are_whole_and_asked_once(talker: Loaded, tmp_path: Path) -> None:
-    """Guards against prompts that are cut, next to nothing, doubled or full of special tokens, and noise."""
+    """Guards against prompts that are cut, almost empty, doubled or full of special tokens, and noise."""
     mask, good = str(talker.tokenizer.eos_token), [f"how many apples has Tom {number} ?" for number in range(4)]
     says = [(good[0], "eos"), (good[0], "eos"), (good[1], "length"), (good[2] + mask + good[3], "eos"), ("a", "eos")]
-    answering, asked = asking(talker, [*says, (good[1], "eos"), (good[2], "eos")])
+    answering, requests = asking(talker, [*says, (good[1], "eos"), (good[2], "eos")])
     file = self_asked(answering, 3, tmp_path / "own.jsonl", Reporter())
-    found = [json.loads(line)["prompt"] for line in file.read_text().splitlines()]
-    assert found[0] == talker.tokenizer.decode(talker.tokenizer(good[0]).input_ids, skip_special_tokens=True).strip()
-    assert len(found) == len(set(found)) == 2, "six were drawn for three"
-    requests = [request for request, _ in asked]
-    assert {request.temperature for request in requests} == {TEMPERATURE} and len({one.seed for one in requests}) == 6
+    prompts = [json.loads(line)["prompt"] for line in file.read_text().splitlines()]
+    assert prompts[0] == talker.tokenizer.decode(talker.tokenizer(good[0]).input_ids, skip_special_tokens=True).strip()
+    assert len(prompts) == len(set(prompts)) == 2, "six were drawn for three"
+    assert {request.temperature for request in requests} == {TEMPERATURE}
+    assert len({request.seed for request in requests}) == 6
     text = talker.tokenizer.decode(requests[0].prompt_ids)
-    whole = talker.tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
-    assert whole.startswith(text) and "Hello" not in text
-    before = len(asked)
-    assert self_asked(answering, 3, file, Reporter()) == file and len(asked) == before, "what is there stays"
+    chat = talker.tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
+    assert chat.startswith(text) and "Hello" not in text
+    before = len(requests)
+    assert self_asked(answering, 3, file, Reporter()) == file and len(requests) == before, "what is there stays"
     with pytest.raises(UserError, match="only 0"):
         self_asked(asking(talker, [("a", "eos")])[0], 3, tmp_path / "none.jsonl", Reporter())
     assert not (tmp_path / "none.jsonl").exists()

@@ -34,7 +34,7 @@ from marsbench.training.tokenizer import build_tokenizer
 LITTLE = Path(__file__).parent / "data"  # a few rows of each benchmark
 # Everything, where MARSBENCH_DATA names a folder of whole benchmarks; else the few rows.
 DATA = Path(os.environ.get("MARSBENCH_DATA", LITTLE))
-TEXTUAL = ("gsm8k", "bbh", "mmlu_pro", "gpqa")  # those whose answer stands in the text
+TEXTUAL = ("gsm8k", "bbh", "mmlu_pro", "gpqa")  # benchmarks whose answer is in the text
 
 
 def data_of(name: str) -> Path:
@@ -57,9 +57,9 @@ def targets(exam: Exam) -> dict[int, str]:
 
 
 def scores(exam: Exam, say: Callable[[str], str]) -> dict[str, float]:
-    """The share of right answers by each score, if the model says `say(target)`."""
-    said = {number: LoggedAnswer(number, say(target)) for number, target in targets(exam).items()}
-    return {name: sum(values) / len(values) for name, values in evaluate(exam, said).scores.items()}
+    """The share of right answers by each score, if the model answers `say(target)`."""
+    responses = {number: LoggedAnswer(number, say(target)) for number, target in targets(exam).items()}
+    return {name: sum(values) / len(values) for name, values in evaluate(exam, responses).scores.items()}
 
 
 # ---- prompts --------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def stock_prompts(name: str, task: str, subtask: str, shots: int, folder: Path) 
 
 
 def prompts(task: Any) -> list[str]:
-    """What a task asks, turn by turn, as a chat template would get it."""
+    """The prompts of a task, turn by turn, as a chat template gets them."""
 
     def chat(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         return json.dumps([history, add_generation_prompt])
@@ -107,7 +107,7 @@ def prompts(task: Any) -> list[str]:
 @pytest.mark.parametrize("name", GROUPS["real"])
 @pytest.mark.usefixtures("code_metric_offline")
 def test_prompts_are_those_of_lm_eval(name: str, tmp_path: Path) -> None:
-    """Guards against a prompt that differs from lm-eval's in a byte, its limit of new tokens kept, and samples."""
+    """Guards against a prompt that differs from lm-eval's in a byte, lm-eval's own token limit, and sampling."""
     shots = 3 if name == "bbh" else 0
     for task_name, task in load_tasks(benchmark(name), data_of(name)).items():
         subtask = task_name.removeprefix(f"{name}_")
@@ -132,7 +132,7 @@ GOOD = {
     after=st.sampled_from(["", "\nI am sure that this answer is right.", "\n\nThe answer is 7.", "\nQ: and?", " Bye."]),
 )
 def test_flexible_reads_what_strict_reads(target: str, before: str, end: str, after: str) -> None:
-    """Guards against a headline of BBH that is below its strict score, and answers lost to a sign behind them."""
+    """Guards against a BBH headline below its strict score, and answers lost because of a sign after them."""
     texts, docs = [[f"{before}So the answer is {target}{end}{after}"]], [{"target": target}]
     strict = RegexFilter("(?<=the answer is )(.*)(?=.)").apply(answers.cut_as_stock_bbh(texts, docs), docs)
     plain = end not in ("~", ")", "]") and after in ("", "\nI am sure that this answer is right.", "\nQ: and?")
@@ -142,13 +142,13 @@ def test_flexible_reads_what_strict_reads(target: str, before: str, end: str, af
 
 @pytest.mark.parametrize("wording", GOOD)
 def test_right_answers_score(wording: str, exam: Exam) -> None:
-    """Guards against lm-eval's filters that lose a last digit, a closing bracket, or all after a Q."""
+    """Guards against lm-eval's filters that lose a last digit, a closing bracket, or everything after a Q."""
     first = exam.benchmark.headline
     assert scores(exam, GOOD[wording])[first] == 1.0
 
 
 def test_wrong_answers_do_not_score_and_strict_is_lm_evals(exam: Exam) -> None:
-    """Guards against a scorer that takes any answer, and repairs that leak into the numbers others publish."""
+    """Guards against a scorer that accepts any answer, and repairs that change the published strict score."""
     letters = "ABCDEFGHIJKLMNOPQRS"
 
     def wrong(target: str) -> str:
@@ -160,23 +160,22 @@ def test_wrong_answers_do_not_score_and_strict_is_lm_evals(exam: Exam) -> None:
     assert set(scores(exam, lambda target: f"So the answer is {wrong(target)}.").values()) == {0.0}
     assert set(scores(exam, lambda target: "").values()) == {0.0}
     if exam.benchmark.name == "bbh":  # stock cuts at "Q", and wants a full stop
-        found, every = scores(exam, lambda target: f"So the answer is {target}."), targets(exam).values()
-        assert found["strict"] == pytest.approx(1 - sum("Q" in one for one in every) / len(every))
+        strict = scores(exam, lambda target: f"So the answer is {target}.")["strict"]
+        assert strict == pytest.approx(1 - sum("Q" in target for target in targets(exam).values()) / len(targets(exam)))
     if exam.benchmark.name == "gsm8k":
-        said = scores(exam, lambda target: f"The answer is {target}.")
-        assert said == {"flexible": 1.0, "strict": 1.0}
+        assert scores(exam, lambda target: f"The answer is {target}.") == {"flexible": 1.0, "strict": 1.0}
         assert scores(exam, lambda target: f"It is {target}.")["strict"] == 0.0
 
 
 def test_answers_score_alike_every_time() -> None:
-    """Guards against credit for no option, letters drawn at random, and targets that move or stay in one place."""
+    """Guards against points for naming no option, letters drawn at random, and right options that move or never do."""
     exam = prepare(benchmark("mmlu_pro_math"), LITTLE)
     assert set(scores(exam, lambda target: "it cannot be known").values()) == {0.0}
     exam = prepare(benchmark("ifeval"), DATA)
-    said = {number: LoggedAnswer(number, f"Zebra quiz, {number}! " * 3) for number in exam.asked()}
-    found = [evaluate(exam, said).scores for _ in range(3)]
-    assert found[0] == found[1] == found[2]
-    assert all(len(parts) > 0 for parts in found[0]["strict, per instruction"])
+    responses = {number: LoggedAnswer(number, f"Zebra quiz, {number}! " * 3) for number in exam.asked()}
+    results = [evaluate(exam, responses).scores for _ in range(3)]
+    assert results[0] == results[1] == results[2]
+    assert all(len(parts) > 0 for parts in results[0]["strict, per instruction"])
     first, again = (load_tasks(benchmark("gpqa"), LITTLE)["gpqa"].eval_docs for _ in range(2))
     assert first["answer"] == again["answer"]
     assert len(set(first["answer"])) > 1
@@ -187,12 +186,12 @@ def test_answers_score_alike_every_time() -> None:
 
 # ---- which questions ------------------------------------------------------------------------------------------------
 def test_limits_take_parts_of_the_whole() -> None:
-    """Guards against a limit of one subtask or a small scale's, and guessed names."""
+    """Guards against a limit that takes one subtask only, a small scale's answer limit, and guessed names."""
     exam = prepare(benchmark("bbh"), LITTLE).first(30)
     assert sorted(len(places) for places in exam.places.values()) == [1] * 24 + [2] * 3
-    whole = prepare(benchmark("mmlu_pro"), LITTLE)
+    exam = prepare(benchmark("mmlu_pro"), LITTLE)
     rows = [json.loads(line) for line in (LITTLE / "mmlu_pro" / "test.jsonl").read_text().splitlines()]
-    assert targets(whole) == {number: row["answer"] for number, row in enumerate(rows)}
+    assert targets(exam) == {number: row["answer"] for number, row in enumerate(rows)}
     assert benchmarks(["real"]) == ["ifeval", "bbh", "mmlu_pro", "gpqa", "gsm8k", "humaneval"]
     assert benchmark("bbh_word_sorting").subtasks == ("word_sorting",)
     for unknown in ("bbh_nothing", "gsm8k_", "mars"):
@@ -203,17 +202,17 @@ def test_limits_take_parts_of_the_whole() -> None:
 
 
 def test_where_things_lie_does_not_matter(tmp_path: Path) -> None:
-    """Guards against answers no process finds, cells measured anew for a moved folder, or kept for new questions."""
+    """Guards against answers no process finds, cells measured again for a moved folder or kept for new questions."""
     assert " at 0x" not in json.dumps(fingerprint(load_tasks(benchmark("mmlu_pro_math"), LITTLE)))
-    found = fingerprint(load_tasks(benchmark("gsm8k"), LITTLE))
+    original = fingerprint(load_tasks(benchmark("gsm8k"), LITTLE))
     folder = tmp_path / "gsm8k"
     folder.mkdir()
     text = (LITTLE / "gsm8k" / "test.jsonl").read_text()
     (folder / "test.jsonl").write_text(text)
-    assert fingerprint(load_tasks(benchmark("gsm8k"), tmp_path)) == found
+    assert fingerprint(load_tasks(benchmark("gsm8k"), tmp_path)) == original
     (tmp_path / "other" / "gsm8k").mkdir(parents=True)
     (tmp_path / "other" / "gsm8k" / "test.jsonl").write_text(text.replace("ducks", "geese"))
-    assert fingerprint(load_tasks(benchmark("gsm8k"), tmp_path / "other")) != found
+    assert fingerprint(load_tasks(benchmark("gsm8k"), tmp_path / "other")) != original
 
 
 # ---- damaged data, and none -----------------------------------------------------------------------------------------
@@ -233,7 +232,7 @@ DAMAGE = {  # questions and responses, and what the refusal says
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_questions_and_responses_are_refused(damage: str, tmp_path: Path) -> None:
-    """Guards against a traceback, or worse a score, where lines are damaged or left out in silence."""
+    """Guards against a traceback, or even a score, where lines are damaged or left out in silence."""
     questions, responses, word = DAMAGE[damage]
     (tmp_path / "gsm8k").mkdir()
     (tmp_path / "gsm8k" / "test.jsonl").write_text(questions)
@@ -243,7 +242,7 @@ def test_damaged_questions_and_responses_are_refused(damage: str, tmp_path: Path
 
 
 def test_data_that_is_doubled_or_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a question counted twice, a table that dies of a gap, downloads unasked, older answers anew."""
+    """Guards against a question counted twice, a table that fails at a gap, unwanted downloads, older logs not read."""
     monkeypatch.setattr("nltk.data.path", ["/nowhere"])
     with pytest.raises(local_data.Unavailable, match="punkt_tab"):
         answers.check_sentence_model(LITTLE / "gsm8k")
@@ -264,12 +263,12 @@ KINDS_OF_VALUES = [5, 0.5, True, None, "five", ["five"], [5], {"five": 5}, [], {
 @given(st.lists(st.sampled_from(KINDS_OF_VALUES), min_size=2, max_size=4))
 @settings(max_examples=20, deadline=None)
 def test_columns_that_nobody_asks_for_may_hold_anything(values: list[Any]) -> None:
-    """Guards against data refused, by a traceback at that, for a column of mixed types that no task reads."""
+    """Guards against a traceback about a column of mixed types that no task reads."""
     lines = [{"question": "1 + 1?", "answer": "#### 2", "more": value} for value in values]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        found = local_data.dataset(folder, {"test": "test.jsonl"}, {"question": "text", "answer": "text"})["test"]
-    assert found["answer"] == ["#### 2"] * len(values)
+        questions = local_data.dataset(folder, {"test": "test.jsonl"}, {"question": "text", "answer": "text"})["test"]
+    assert questions["answer"] == ["#### 2"] * len(values)
 
 
 @pytest.mark.parametrize("value", [5, ["five"], {"five": 5}])
@@ -313,26 +312,26 @@ def write(file: Path, responses: dict[Any, str]) -> Path:
 
 
 def test_score_and_compare_print_one_document(tmp_path: Path) -> None:
-    """Guards against scores no script can read, runs compared on other questions, and targets that must be there."""
+    """Guards against scores no script can read, comparing different questions, and logs refused without targets."""
     exam = prepare(benchmark("bbh"), LITTLE)
     right = [f"So the answer is {target}." for _, target in sorted(targets(exam).items())]
     by_name = write(tmp_path / "b.jsonl", {"boolean_expressions/0": right[0], "word_sorting/1": right[-1], 3: "none"})
     done = score("bbh", by_name, "--out", tmp_path / "out.jsonl")
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["n"], found["questions"], found["score"]) == (3, 54, "flexible")
-    assert found["accuracy"] == pytest.approx(200 / 3)
-    assert found["subtasks"]["word_sorting"]["accuracy"] == 100.0
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert (document["n"], document["questions"], document["score"]) == (3, 54, "flexible")
+    assert document["accuracy"] == pytest.approx(200 / 3)
+    assert document["subtasks"]["word_sorting"]["accuracy"] == 100.0
     verdicts = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [(one["doc_id"], one["flexible"]) for one in verdicts] == [(0, 1.0), (3, 0.0), (53, 1.0)]
+    assert [(verdict["doc_id"], verdict["flexible"]) for verdict in verdicts] == [(0, 1.0), (3, 0.0), (53, 1.0)]
     exam = prepare(benchmark("gsm8k"), LITTLE)
     right = {number: f"The answer is {target}." for number, target in targets(exam).items()}
     first = write(tmp_path / "a.jsonl", dict(reversed(right.items())))
     second = write(tmp_path / "b.jsonl", {number: text for number, text in right.items() if number} | {1: "no idea"})
     done = invoke("compare", first, second, "--benchmark", "gsm8k", "--data-dir", LITTLE)
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["questions"], found["answered_only_in_first"], found["answered_only_in_second"]) == (3, 1, 0)
-    one = found["scores"]["flexible"]
-    assert (one["n"], one["right_only_in_first"], one["right_only_in_second"]) == (3, 1, 0)
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert (document["questions"], document["answered_only_in_first"], document["answered_only_in_second"]) == (3, 1, 0)
+    flexible = document["scores"]["flexible"]
+    assert (flexible["n"], flexible["right_only_in_first"], flexible["right_only_in_second"]) == (3, 1, 0)
     lines = [{"doc_id": 0, "response": "The answer is 18."}, {"doc_id": 1, "response": "It is 3.", "target": ""}]
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     score("gsm8k", tmp_path / "r.jsonl")
@@ -344,8 +343,8 @@ def test_logged_answers_score_as_the_run_did(name: str, tmp_path: Path) -> None:
     log, exam = AnswerLog(tmp_path / "log.jsonl"), prepare(benchmark(name), LITTLE).first(4)
     for number in exam.asked():
         target = targets(exam)[number]
-        said = f"The answer is {target}.\nQ: and 5?" if number % 2 else "It is 0."
-        log.add(LoggedAnswer(number, said, 12, 7, True, target))
+        response = f"The answer is {target}.\nQ: and 5?" if number % 2 else "It is 0."
+        log.add(LoggedAnswer(number, response, 12, 7, True, target))
     run = evaluate(exam, log.answers)
     again = json.loads(score(name, tmp_path / "log.jsonl").stdout.splitlines()[-1])
     assert again["accuracy"] == 100 * sum(run.correct) / len(run.correct) == (50.0 if name == "gsm8k" else ANY)
@@ -354,13 +353,13 @@ def test_logged_answers_score_as_the_run_did(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", ["score", "compare"])
 def test_answers_to_another_benchmark_are_refused(command: str, tmp_path: Path) -> None:
     """Guards against logs of gsm8k scored as mini_gsm8k: an accuracy of 0, where nothing was compared."""
-    asked, other = prepare(benchmark("gsm8k"), LITTLE), prepare(benchmark("mini_gsm8k"))
-    expected = targets(other)
-    assert expected[1] != targets(asked)[1]
+    real, mini = prepare(benchmark("gsm8k"), LITTLE), prepare(benchmark("mini_gsm8k"))
+    expected = targets(mini)
+    assert expected[1] != targets(real)[1]
     right, log = AnswerLog(tmp_path / "right.jsonl"), AnswerLog(tmp_path / "log.jsonl")
-    for one in (right, log):
-        one.add(LoggedAnswer(0, "18", 3, 2, True, expected[0]))  # two benchmarks may well agree on a single question
-    log.add(LoggedAnswer(1, "3", 3, 2, True, targets(asked)[1]))
+    for answer_log in (right, log):
+        answer_log.add(LoggedAnswer(0, "18", 3, 2, True, expected[0]))  # two benchmarks may agree on one question
+    log.add(LoggedAnswer(1, "3", 3, 2, True, targets(real)[1]))
     files = {"score": ["--responses", "log.jsonl"], "compare": ["right.jsonl", "log.jsonl"]}[command]
     files = [str(tmp_path / word) if word.endswith("jsonl") else word for word in files]
     done = invoke(command, "--benchmark", "mini_gsm8k", *files, code=2)
@@ -382,24 +381,24 @@ def ask(loaded: Loaded, log: AnswerLog, limit: int = LIMIT) -> Scored:
     """Two questions of BBH, whose prompts with their three examples are long."""
     exam = prepare(benchmark("bbh"), LITTLE).first(2)
     method = build_method("ar", Options())
-    return harness.answer(exam, log, Answering(loaded, method, batch_size=2), limit, lambda done, asked: None)
+    return harness.answer(exam, log, Answering(loaded, method, batch_size=2), limit, lambda *_: None)
 
 
 def test_prompts_that_lost_their_beginning_are_counted(loaded: Loaded, tmp_path: Path) -> None:
-    """Guards against questions unread in silence, a count that is lost, and a slice from the wrong end."""
+    """Guards against prompts cut without a word, a count that is lost, and a cut at the wrong end."""
     file, room = tmp_path / "log.jsonl", room_for_prompt(loaded.model, LIMIT)
     for limit in (CONTEXT, CONTEXT + 5):
         with pytest.raises(UserError, match="no room for a prompt"):
             ask(loaded, AnswerLog(file), limit)
-    cuts = [one.prompt_cut for one in ask(loaded, AnswerLog(file)).answers]
+    cuts = [answer.prompt_cut for answer in ask(loaded, AnswerLog(file)).answers]
     assert room == CONTEXT - LIMIT and min(cuts) > 0
     file.write_text(file.read_text().splitlines(keepends=True)[0])  # interrupted after the first answer
-    assert [one.prompt_cut for one in ask(loaded, AnswerLog(file)).answers] == cuts
+    assert [answer.prompt_cut for answer in ask(loaded, AnswerLog(file)).answers] == cuts
     assert "bbh: 2 of 2 prompts lost their beginnings" in cut_in_words("bbh", cuts, room)
 
 
 def test_cut_prompts_are_said_in_one_line() -> None:
-    """Guards against a warning nobody can act on or where nothing was cut, a question cut in place of its examples."""
+    """Guards against a vague warning, one where nothing was cut, and a question cut in place of its examples."""
     assert cut_in_words("bbh", [0, 947, 0, 1], 416) == (
         "bbh: 2 of 4 prompts lost their beginnings; the context leaves 416 tokens for a prompt, and the longest has "
         "1,363"
@@ -438,7 +437,7 @@ OPTIONS_OF_ROWS: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_a_line_says_the_options_that_its_method_takes(output: Path) -> None:
-    """Guards against an option that does not reach the method, and a B = 5 trained because a window was asked for."""
+    """Guards against an option that does not reach the method, and a training at B = 5 because of a window."""
     for words, _ in OPTIONS_OF_ROWS:
         evaluated(output, "--benchmark", "mini_gsm8k", "--method", *words.split())
     for row, (_, options) in zip(rows_in(output), OPTIONS_OF_ROWS, strict=True):
@@ -450,17 +449,17 @@ def test_several_benchmarks_as_one_document(output: Path) -> None:
     """Guards against a second benchmark that replaces the first, and numbers that a program cannot read."""
     settings = ["--dtype", "bfloat16", "--batch-size", "2", "--max-new-tokens", "7", "--prefill-positions", "32"]
     done = evaluated(output, "--benchmark", "mini_bbh", "--benchmark", "mini_gsm8k", *settings, "--json")
-    found = json.loads(done.stdout)
-    assert [one["benchmark"] for one in found] == ["mini_bbh", "mini_gsm8k"]
-    for one, row in zip(found, rows_in(output), strict=True):
-        assert (one["n"], one["dtype"], one["max_new_tokens"]) == (3, "bfloat16", 7)
+    results = json.loads(done.stdout)
+    assert [result["benchmark"] for result in results] == ["mini_bbh", "mini_gsm8k"]
+    for result, row in zip(results, rows_in(output), strict=True):
+        assert (result["n"], result["dtype"], result["max_new_tokens"]) == (3, "bfloat16", 7)
         assert (row.dtype, row.max_new_tokens) == ("bfloat16", 7)
-        assert one["cut_answers"] == row.finished.count(0)
-        assert len(Path(one["answers"]).read_text().splitlines()) == 3, "the answers are where it says"
+        assert result["cut_answers"] == row.finished.count(0)
+        assert len(Path(result["answers"]).read_text().splitlines()) == 3, "the answers are where it says"
 
 
 def test_other_settings_are_other_cells(output: Path) -> None:
-    """Guards against answers in one precision, or cut at one length, that pass for others, and "mars by ar"."""
+    """Guards against answers of one precision or length limit that pass for others, and a row named "mars by ar"."""
     folder = next((output / "runs" / "micro" / "checkpoints").glob("ar_sft-*"))
     for chosen in ([], ["--dtype", "bfloat16"], ["--max-new-tokens", "9"], ["--batch-size", "1"]):
         evaluated(output, "--benchmark", "mini_gsm8k", "--method", "ar", "--checkpoint", str(folder), *chosen)
@@ -469,7 +468,7 @@ def test_other_settings_are_other_cells(output: Path) -> None:
 
 
 def test_what_is_cut_is_said(output: Path) -> None:
-    """Guards against real answers cut at a small scale's limit, and prompts without their beginnings, in silence."""
+    """Guards against real answers cut at a small scale's limit, and prompts cut without a word."""
     done = evaluated(output, "--benchmark", "bbh_word_sorting", "--method", "ar", "--data-dir", str(LITTLE))
     (row,) = rows_in(output)
     assert row.max_new_tokens == 256, "the benchmark's limit, not the scale's 32"

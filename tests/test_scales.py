@@ -54,7 +54,7 @@ TALK = [
     {"role": "user", "content": "Two plus two?"},
     {"role": "assistant", "content": "Four."},
 ]
-REAL = ["0.5b", "7b"]  # the paper's
+REAL = ["0.5b", "7b"]  # the paper's scales
 
 
 def base_tokenizer() -> PreTrainedTokenizerFast:
@@ -72,7 +72,7 @@ def base_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_base(folder: Path, *, spare_rows: int) -> Path:
-    """A pretrained checkpoint of toy size, with so many embedding rows that no token uses."""
+    """A tiny pretrained checkpoint, with so many embedding rows that no token uses."""
     tokenizer = base_tokenizer()
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -109,7 +109,7 @@ def chat_tokenizer() -> PreTrainedTokenizerFast:
 
 # ---- presets ---------------------------------------------------------------------------------------------------------
 def test_real_scales_have_the_papers_hyper_parameters() -> None:
-    """Guards against a budget or batch that is not the paper's or is rounded, and a Qwen2.5 pretrained from noise."""
+    """Guards against a budget or batch that is rounded or not the paper's, and a Qwen2.5 trained from noise."""
     for scale in REAL:
         chosen = recipe(preset(scale), "ar_sft")
         assert (chosen.budget.batch_size, chosen.budget.epochs, chosen.budget.learning_rate) == (384, 5, 5e-6)
@@ -154,23 +154,23 @@ def test_options_of_a_training_are_part_of_its_key(tmp_path: Path) -> None:
 def test_assistant_turns_are_learned_as_far_as_they_fit(
     chat_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
-    """Guards against learning questions, turns never learned to end, torn texts, and beginnings cut."""
+    """Guards against learning questions, turns that are not taught to end, torn texts, and beginnings cut off."""
     parts = segments(chat_tokenizer, TALK)
     assert [text for text, learned in parts if learned] == ["Two.<|im_end|>", "Four.<|im_end|>"]
-    whole = chat_tokenizer.apply_chat_template(TALK, tokenize=False)
-    assert "".join(text for text, _ in parts) == whole.rstrip("\n")
+    rendered = chat_tokenizer.apply_chat_template(TALK, tokenize=False)
+    assert "".join(text for text, _ in parts) == rendered.rstrip("\n")
     chat = read_chat_data(str(save_chat(tmp_path / "chat.jsonl", TALK)), chat_tokenizer, 512)
     (sequence,) = chat.sequences
     learned = [token for token in sequence["labels"] if token != -100]
     assert chat_tokenizer.decode(learned) == "Two.<|im_end|>Four.<|im_end|>"
-    assert sequence["input_ids"] == chat_tokenizer(whole.rstrip("\n")).input_ids
+    assert sequence["input_ids"] == chat_tokenizer(rendered.rstrip("\n")).input_ids
     assert (chat.lengths, chat.labelled, chat.dropped) == ([len(sequence["input_ids"])], [len(learned)], 0)
     unanswered = [{"role": "user", "content": "Hello?"}]
     file = str(save_chat(tmp_path / "chat.jsonl", TALK, unanswered, TALK))
-    (whole, _) = read_chat_data(file, chat_tokenizer, 512).sequences
-    first = next(at for at, label in enumerate(whole["labels"]) if label != -100)
+    (sequence, _) = read_chat_data(file, chat_tokenizer, 512).sequences
+    first = next(at for at, label in enumerate(sequence["labels"]) if label != -100)
     cut = read_chat_data(file, chat_tokenizer, first + 2)
-    assert [row["input_ids"] for row in cut.sequences] == [whole["input_ids"][: first + 2]] * 2
+    assert [row["input_ids"] for row in cut.sequences] == [sequence["input_ids"][: first + 2]] * 2
     assert cut.dropped == 1
     with pytest.raises(UserError, match="no conversation has an assistant's turn"):
         read_chat_data(file, chat_tokenizer, first)
@@ -182,7 +182,7 @@ def test_assistant_turns_are_learned_as_far_as_they_fit(
 def test_chat_data_is_tokenised_once(
     chat_tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against minutes of tokenising before each of several trainings, and against the rows of another file."""
+    """Guards against tokenising again, for minutes, before each training, and against the rows of another file."""
     file = save_chat(tmp_path / "chat.jsonl", TALK)
     first = list(read_chat_data(str(file), chat_tokenizer, 512).sequences)
     monkeypatch.setattr(chat_data, "segments", lambda *_: pytest.fail("tokenised again"))
@@ -213,7 +213,7 @@ BAD_DATA = {
     content=st.sampled_from(["", " \n", "Let me see."]),
 )
 def test_an_answer_is_learned_whole_or_refused(beside: dict[str, Any], content: str) -> None:
-    """Guards against a model that is taught to say nothing where a turn calls a tool, or half of what a turn holds."""
+    """Guards against a model taught to say nothing where a turn calls a tool, or to say half of what a turn holds."""
     assume(not beside.keys() & {"role", "content"})
     turns = [TALK[1], {"role": "assistant", "content": content, "audio": None, "weight": 1, **beside}]
     if beside or not content.strip():
@@ -236,7 +236,7 @@ def test_bad_chat_data_gets_one_clear_message(mistake: str, base: Path, tmp_path
 def test_a_hub_data_set_is_used_as_far_as_it_is_text(
     chat_tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against two million conversations given up for one call of a tool, and against silence about it."""
+    """Guards against a whole data set refused, or rows left out without a word, because of one call of a tool."""
     call = [*TALK[:2], {"role": "assistant", "content": None}, {"role": "environment", "content": "2"}]
     rows = [{"messages": messages, "source": "x"} for messages in (TALK, call, TALK)]
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "hub")
@@ -250,10 +250,10 @@ def test_a_hub_data_set_is_used_as_far_as_it_is_text(
 
 
 def test_passes_are_whole_and_differ() -> None:
-    """Guards against conversations left out or met twice in a pass, and against the file's own order."""
+    """Guards against conversations left out or read twice in a pass, and against passes in the file's order."""
     drawn = shuffled_passes(10, 25, seed=0)
     passes = drawn[:10], drawn[10:20], drawn[20:]
-    assert all(sorted(one) == list(range(10)) for one in passes[:2]) and len(set(passes[2])) == 5
+    assert all(sorted(numbers) == list(range(10)) for numbers in passes[:2]) and len(set(passes[2])) == 5
     assert passes[0] != passes[1]
     sizes = [7, 1, 9, 3, 8, 2, 6, 4, 5, 0]
     assert sorted(in_batches(drawn, sizes, 5, seed=0)) == sorted(drawn)
@@ -283,7 +283,7 @@ def test_training_from_a_pretrained_base(spare_rows: int, grown: int, tmp_path: 
 
 # ---- released checkpoints --------------------------------------------------------------------------------------------
 def renamed(base: Path, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> Path:
-    """The same checkpoint as one that brings an architecture of its own, with code that must not run."""
+    """A copy of a checkpoint that names an architecture of its own, with code that must not run."""
     shutil.copytree(base, folder)
     config = json.loads((base / "config.json").read_text())
     config |= {"model_type": "mars_qwen2", "architectures": ["MarsQwen2ForCausalLM"]}
@@ -296,7 +296,7 @@ def renamed(base: Path, folder: Path, weights: dict[str, torch.Tensor] | None = 
 
 
 def test_a_release_loads_as_qwen2_or_is_refused(base: Path, tmp_path: Path) -> None:
-    """Guards against a release that loads only by running code from the hub, and weights left out or made of noise."""
+    """Guards against a release that loads only by running code from the hub, and weights left out or random."""
     loaded = checkpoints.load(renamed(base, tmp_path / "custom"))
     plain = checkpoints.load(base)
     assert type(loaded.model) is Qwen2ForCausalLM
@@ -314,15 +314,15 @@ def test_a_release_loads_as_qwen2_or_is_refused(base: Path, tmp_path: Path) -> N
 def test_a_table_takes_published_checkpoints_unless_told_to_train(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against 200 GPU hours spent on a checkpoint that is there, and against a stage that forgets its name."""
+    """Guards against 200 GPU hours for a checkpoint that is published, and against a stage that forgets its name."""
     trained: list[str] = []
     monkeypatch.setattr(Checkpoints, "train", lambda self, chosen: trained.append(chosen.stage))
     scale = preset("7b").with_checkpoints([f"ar_sft={base}"])
-    found = of(scale, tmp_path)
-    assert found.load(TrainedStage.of("ar_sft")).stage == "ar_sft"
-    assert found.path(TrainedStage.of("base")) == "Qwen/Qwen2.5-7B-Instruct"
-    assert found.path(TrainedStage("mars", 8)) == preset("7b").published["mars-b8"]
-    assert found.path(TrainedStage.of("ar_sft", 8)) == str(base), "a window of 8 is no other checkpoint"
+    ready = of(scale, tmp_path)
+    assert ready.load(TrainedStage.of("ar_sft")).stage == "ar_sft"
+    assert ready.path(TrainedStage.of("base")) == "Qwen/Qwen2.5-7B-Instruct"
+    assert ready.path(TrainedStage("mars", 8)) == preset("7b").published["mars-b8"]
+    assert ready.path(TrainedStage.of("ar_sft", 8)) == str(base), "a window of 8 is no other checkpoint"
     named = of(scale.with_checkpoints(["mars=four", "mars-b16=sixteen"]), tmp_path)
     paths = [named.path(TrainedStage("mars", size)) for size in (4, 8, 16)]
     assert paths == ["four", preset("7b").published["mars-b8"], "sixteen"]
@@ -337,14 +337,14 @@ def test_what_cannot_be_asked_is_named_once(tmp_path: Path, capsys: pytest.Captu
     """Guards against cells that are skipped in silence, and checkpoints fetched for nothing."""
     (tmp_path / "data").mkdir()
     lines = tuple(Line(name, name, "medusa", "ar") for name in "AB")
-    for benchmarks, said in {
+    for benchmarks, skipped in {
         ("mini_gsm8k", "mini_gpqa"): ["A, mini_gsm8k", "A, mini_gpqa", "B, mini_gsm8k", "B, mini_gpqa"],
         ("gsm8k", "gpqa"): ["gsm8k", "gpqa"],
     }.items():  # fmt: skip
         run = Run(preset("7b"), Workspace(tmp_path, "7b"), benchmarks=benchmarks, data_dir=tmp_path / "data")
         rows = measured(run, TablePlan("0", "lines without a checkpoint", lines))
         assert [row.status for row in rows] == ["skipped"] * 4 and not any(isinstance(row, TrainingRow) for row in rows)
-        assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == said
+        assert [line.partition(":")[0] for line in capsys.readouterr().err.splitlines()] == skipped
 
 
 def test_accumulation_makes_up_the_batch(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,10 +366,10 @@ STEPS = 10
 def losses(output: Path, processes: int) -> dict[str, list[float]]:
     """Stage -> loss curve at scale micro on so many processes; the last stage draws weights at random."""
     command = ["train", "mars_no_sft_released", "--scale", "micro", "--max-steps", str(STEPS), "--output", str(output)]
-    said = in_company(output, processes, *command)
-    assert f"{output}/runs/micro/checkpoints" in said[0] and said[1:] == [""] * (processes - 1), "one speaks for all"
-    found = [records.finished(folder) for folder in output.glob("runs/micro/checkpoints/*")]
-    trained = [record for record in found if record]
+    outputs = in_company(output, processes, *command)
+    assert f"{output}/runs/micro/checkpoints" in outputs[0] and outputs[1:] == [""] * (processes - 1), "one prints"
+    finished = map(records.finished, output.glob("runs/micro/checkpoints/*"))
+    trained = [record for record in finished if record]
     assert {record.provenance["processes"] for record in trained} == {processes}
     return {record.recipe["stage"]: record.losses for record in trained}
 
@@ -377,11 +377,11 @@ def losses(output: Path, processes: int) -> dict[str, list[float]]:
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     """Guards against another batch, order, rate or weights (1e-3 and more) on two processes; sums differ by 1e-7."""
-    one, two = losses(tmp_path / "one", 1), losses(tmp_path / "two", 2)
-    assert one.keys() == two.keys() == {"base", "ar_sft", "mars_no_sft_released"}
-    for stage in one:
-        assert len(one[stage]) == STEPS
-        assert two[stage] == pytest.approx(one[stage], rel=1e-5), stage
+    alone, together = losses(tmp_path / "one", 1), losses(tmp_path / "two", 2)
+    assert alone.keys() == together.keys() == {"base", "ar_sft", "mars_no_sft_released"}
+    for stage in alone:
+        assert len(alone[stage]) == STEPS
+        assert together[stage] == pytest.approx(alone[stage], rel=1e-5), stage
 
 
 LAUNCHED = [file for file in sorted((PACKAGE / "presets" / "launch").glob("*.yaml")) if file.stem[:4] != "ray_"]
@@ -389,7 +389,7 @@ LAUNCHED = [file for file in sorted((PACKAGE / "presets" / "launch").glob("*.yam
 
 @pytest.mark.parametrize("file", LAUNCHED, ids=lambda file: file.stem)
 def test_launch_configurations_are_ones_that_accelerate_reads(file: Path) -> None:
-    """Guards against a misspelt key, which accelerate refuses only on the machine with the GPUs."""
+    """Guards against a misspelt key, which accelerate refuses only when the training on GPUs starts."""
     config = load_config_from_file(str(file))
     assert 384 % config.num_processes == 0
     layer = getattr(config, "fsdp_config", {}).get("fsdp_transformer_layer_cls_to_wrap")
@@ -410,8 +410,8 @@ def test_a_scale_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (["plan", "--sweep", "--scale", "nano"], "A sweep at scale nano"),
         (["doctor", "--scale", "nano"], "ok"),
     )
-    for words, said in commands:
-        assert said in invoke(*words).output, words
+    for words, output in commands:
+        assert output in invoke(*words).output, words
     assert presets.scales_shown_with("nano") == ["mini", "135m", "0.5b", "7b", "nano"]
     assert presets.scales_shown_with("micro") == ["micro"]
     assert recipe(preset("nano"), "base").model == recipe(preset("micro"), "base").model
@@ -438,7 +438,7 @@ def test_every_table_can_be_planned_at_every_scale(
 
 
 def test_training_hours_are_the_papers() -> None:
-    """Guards against days of training that nobody asked for, and hours that forget the second pass or a parent."""
+    """Guards against a plan with days of unwanted training, and hours without the second pass or a parent."""
 
     def hours(table: str, scale: Preset) -> dict[str, float]:
         tasks = trainings(plan_of(table).stages, scale, Known(scale))
@@ -482,21 +482,21 @@ def test_a_shipped_base_is_the_trained_one_in_bf16(shipping: Preset, micro_check
 
 
 def test_stages_start_from_the_shipped_base(shipping: Preset, tmp_path: Path) -> None:
-    """Guards against a base trained anew although it is there, one key for two bases, `--from-scratch` that is not."""
+    """Guards against a shipped base trained again, one key for two bases, and `--from-scratch` that is not."""
     assert lineage(shipping, "mars") == ["ar_sft", "mars"] and lineage(preset("micro"), "mars")[0] == "base"
     assert recipe(shipping, "ar_sft").key != recipe(preset("micro"), "ar_sft").key
-    found, short = of(shipping, tmp_path), replace(shipping.finetuning, steps=1)
-    assert found.path(TrainedStage("base", None)) == shipping.published["base"]
+    ready, short = of(shipping, tmp_path), replace(shipping.finetuning, steps=1)
+    assert ready.path(TrainedStage("base", None)) == shipping.published["base"]
     folder = Path(of(replace(shipping, finetuning=short), tmp_path).path(TrainedStage("ar_sft", None)))
-    started, ended = (load_file(Path(one) / WEIGHTS) for one in (shipping.published["base"], folder))
+    started, ended = (load_file(Path(file) / WEIGHTS) for file in (shipping.published["base"], folder))
     assert all((ended[name] - tensor.float()).abs().max() < 0.02 for name, tensor in started.items()), "not its child"
     assert not list(folder.parent.glob("base-*"))
-    anew = shipping.with_checkpoints([], train_all=True)
-    assert lineage(anew, "ar_sft") == ["base", "ar_sft"] and anew.ready_checkpoint("base", None) is None
+    scratch = shipping.with_checkpoints([], train_all=True)
+    assert lineage(scratch, "ar_sft") == ["base", "ar_sft"] and scratch.ready_checkpoint("base", None) is None
 
 
 def test_what_is_shipped_for_a_seed_is_of_that_seed(shipping: Preset, micro_checkpoints: Path, tmp_path: Path) -> None:
-    """Guards against one seed's checkpoint that is measured as another's, trained again, or that nothing replaces."""
+    """Guards against one seed's checkpoint measured as another's, trained again, or that nothing replaces."""
     (trained,), mars = micro_checkpoints.glob("mars-b4-*"), TrainedStage.of("mars")
     ship(trained, Path(presets._beside("./trained/micro/seed3/mars")))
     of_three, of_four = shipping.of_seed(3), shipping.of_seed(4)
@@ -526,12 +526,12 @@ def test_a_missing_or_damaged_base_is_one_clear_line(shipping: Preset, tmp_path:
 
 @pytest.mark.slow
 def test_a_wheel_brings_the_bases_and_decodes(tmp_path: Path) -> None:
-    """Guards against bases that lie in a checkout and in no wheel: a user's first command would train for an hour."""
+    """Guards against bases that are missing in the wheel: a user's first command would train for an hour."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=PACKAGE.parent, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     for part, most in (("/bases/", 8), ("/trained/", 14)):
-        assert sum(one.compress_size for one in ZipFile(wheel).infolist() if part in one.filename) < most * 2**20
+        assert sum(file.compress_size for file in ZipFile(wheel).infolist() if part in file.filename) < most * 2**20
     ZipFile(wheel).extractall(tmp_path / "site")
     (tmp_path / "in.jsonl").write_text('{"prompt_ids": [5, 6, 7]}\n')
     decoding = "from marsbench.cli import app\nfor stage in ('base', 'short_base'):\n    app(['decode', '--model', "
