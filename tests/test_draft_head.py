@@ -36,7 +36,7 @@ LOSSLESS = {
 
 
 def knowing(model: PreTrainedModel, kind: str) -> Adapted:
-    """A model with noise in its adapter, and a head that knows which token the model has put behind which."""
+    """A model with noise in its adapter, and a head that knows which token the model has put after which."""
     followers = torch.zeros(VOCABULARY, dtype=torch.long)
     for answer in tokens(run(model, "ar")):
         followers[answer[:-1]] = torch.tensor(answer[1:])
@@ -63,10 +63,10 @@ def run(
     model: Any, method: str, kind: KindOfBatch | None = None, *, request: dict[str, Any] | None = None,
     count: int | None = None, **options: Any,
 ) -> list[Generation]:  # fmt: skip
-    """All prompts, or the first of them, in one batch, of mixed lengths."""
+    """All prompts, or the first `count` of them, in one batch of mixed lengths."""
     chosen = build_method(method, Options(**({"mask_id": MASK, "window": 4, "head_top": VOCABULARY} | options)))
-    asked = [Request(one, NEW, **(request or {})) for one in prompts()[:count]]
-    return decode(model, chosen, asked, eos_id=EOS, pad_id=PAD, kind=kind)
+    requests = [Request(prompt, NEW, **(request or {})) for prompt in prompts()[:count]]
+    return decode(model, chosen, requests, eos_id=EOS, pad_id=PAD, kind=kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,13 +98,13 @@ def test_graphs_say_what_fitted_steps_do(monkeypatch: pytest.MonkeyPatch) -> Non
     model = qwen2(**SHAPE | {"num_hidden_layers": 1})
     graphs, knows = Graphs(), knowing(model, "markov")
     for adapted in (knows, Adapted(model, replace(knows.adapter, head=None)), model, knows):
-        found = run(adapted, method, graphs.batch, count=1, **options)  # one row: one shape to compile for each
-        assert found == run(adapted, method, count=1, **options)
+        captured = run(adapted, method, graphs.batch, count=1, **options)  # one row: one shape to compile for each
+        assert captured == run(adapted, method, count=1, **options)
     assert len(graphs) == 3
 
 
 def test_a_row_alone_reads_no_masks_in_vain(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against small steps of a head whose guesses nobody will use, and guesses left out that somebody would."""
+    """Guards against small steps of a head whose guesses are not used, and missing guesses that would be used."""
     adapted, read = with_noise(model, "network"), list[int]()
     behind = HeadInUse.behind
 
@@ -114,8 +114,8 @@ def test_a_row_alone_reads_no_masks_in_vain(model: PreTrainedModel, monkeypatch:
 
     monkeypatch.setattr(HeadInUse, "behind", counted)
     method = build_method("mars-verified", Options(mask_id=MASK, layout="linear"))
-    (found,) = decode(adapted, method, [Request(prompts()[0], NEW)], eos_id=EOS, pad_id=PAD)
-    assert found.forwards == NEW, "drafts of noise are wrong"
+    (generation,) = decode(adapted, method, [Request(prompts()[0], NEW)], eos_id=EOS, pad_id=PAD)
+    assert generation.forwards == NEW, "drafts of noise are wrong"
     assert read == [3] * (NEW // 2 + 1), "in every other forward masks have seen no wrong draft, and in the last one"
 
 
@@ -129,7 +129,7 @@ def test_a_step_reads_one_packed_tensor(kind: str) -> None:
 
 
 def heeding(head: DraftHead, model: Any, logits: Tensor, state: Tensor, before: int) -> Tensor:
-    """Logits [V] of one mask behind a token, over the whole vocabulary, as the kinds of heads are defined."""
+    """Logits [V] of one mask after a token, over the whole vocabulary, as the kinds of heads are defined."""
     if isinstance(head, Markov):
         return logits + head.before[before] @ head.after.T
 
@@ -139,13 +139,13 @@ def heeding(head: DraftHead, model: Any, logits: Tensor, state: Tensor, before: 
     assert isinstance(head, Network)
     embedded: Tensor = model.get_input_embeddings()(torch.tensor(before))
     inside = head.of_state @ normed(state) + head.of_token @ normed(embedded)
-    found: Tensor = model.lm_head(state + head.out @ torch.nn.functional.silu(inside))
-    return found
+    logits: Tensor = model.lm_head(state + head.out @ torch.nn.functional.silu(inside))
+    return logits
 
 
 @torch.no_grad()
 def one_by_one(adapted: Adapted, prompt: list[int], threshold: float, block: int) -> list[list[int]]:
-    """What each forward of `mars` accepts, by the model's own forward pass over the whole text and its masks."""
+    """What each forward of `mars` accepts, by the model's own forward pass over all of the text and its masks."""
     text, steps = list(prompt), list[list[int]]()
     head, model = adapted.adapter.head, adapted.model
     assert head is not None
@@ -154,45 +154,45 @@ def one_by_one(adapted: Adapted, prompt: list[int], threshold: float, block: int
         with hooked(model, adapted.adapter, torch.arange(ids.shape[1]).unsqueeze(0) >= len(text)):
             states = model.get_decoder()(input_ids=ids).last_hidden_state[0, len(text) - 1 :]
         logits = model.lm_head(states)
-        found = [int(logits[0].argmax())]
+        accepted = [int(logits[0].argmax())]
         for state, its in zip(states[1:], logits[1:], strict=True):
-            heeded = heeding(head, model, its, state, found[-1])
+            heeded = heeding(head, model, its, state, accepted[-1])
             if confidence(heeded, "probability") < threshold:
                 break
-            found.append(int(heeded.argmax()))
-        steps.append(found)
-        text += found
+            accepted.append(int(heeded.argmax()))
+        steps.append(accepted)
+        text += accepted
     return steps
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("by_modules", [False, True])
 def test_thresholded_decoding_heeds_the_head(by_modules: bool, kind: str, model: PreTrainedModel) -> None:
-    """Guards against a guess told of the wrong token, and a threshold compared with the mask's own confidence."""
+    """Guards against a guess that depends on the wrong token, and a threshold without the head."""
     if by_modules:
         model.get_decoder().layers[0].register_forward_hook(lambda *_: None)
     adapted = knowing(model, kind)
     assert isinstance(decoder_of(adapted), LeanDecoder) != by_modules
-    found = run(adapted, "mars", request={"threshold": 0.2})
+    generations = run(adapted, "mars", request={"threshold": 0.2})
     several = False
-    for prompt, one in zip(prompts(), found, strict=True):
+    for prompt, generation in zip(prompts(), generations, strict=True):
         steps = one_by_one(adapted, prompt, 0.2, 4)
-        assert one.tokens == [token for step in steps for token in step][:NEW]
-        assert one.accepted[:-1] == [len(step) for step in steps][:-1]
+        assert generation.tokens == [token for step in steps for token in step][:NEW]
+        assert generation.accepted[:-1] == [len(step) for step in steps][:-1]
         several |= any(len(step) > 2 for step in steps)
     assert several, "some forward goes on behind a guess"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_heed_it_as_they_do_alone(kind: str, model: PreTrainedModel) -> None:
-    """Guards against rows told of each other's tokens, a server's masks without their head, and an option in vain."""
+    """Guards against rows that use each other's tokens, a server's masks without their head, and an unused option."""
     adapted = knowing(model, kind)
     for method in ("mars", "mars-no-cache", "mars-block-cache", "mars-verified"):
         chosen = build_method(method, Options(mask_id=MASK, head_top=VOCABULARY))
         together = run(adapted, method, request={"threshold": 0.2})
-        for prompt, one in zip(prompts(), together, strict=True):
+        for prompt, generation in zip(prompts(), together, strict=True):
             request = Request(prompt, NEW, threshold=0.2)
-            assert decode(adapted, chosen, [request], eos_id=EOS, pad_id=PAD) == [one]
+            assert decode(adapted, chosen, [request], eos_id=EOS, pad_id=PAD) == [generation]
     assert run(adapted, "mars", request={"threshold": 0.2}) == run(adapted, "mars-no-cache", request={"threshold": 0.2})
     every, mixed = prompts(), Mixed(MASK, head_top=VOCABULARY)
     requests = [
@@ -200,11 +200,11 @@ def test_rows_heed_it_as_they_do_alone(kind: str, model: PreTrainedModel) -> Non
         Request(every[1], NEW, window=1),
         Request(every[2], NEW, threshold=0.2, window=3, verified=True),
     ]
-    found = decode(adapted, mixed, requests, eos_id=EOS, pad_id=PAD)
+    generations = decode(adapted, mixed, requests, eos_id=EOS, pad_id=PAD)
     ways = [("mars", {}), ("ar", {}), ("mars-verified", {"layout": "linear", "window": 3})]
-    for (method, options), request, one in zip(ways, requests, found, strict=True):
+    for (method, options), request, generation in zip(ways, requests, generations, strict=True):
         chosen = build_method(method, Options(**({"mask_id": MASK, "window": 4, "head_top": VOCABULARY} | options)))
-        assert decode(adapted, chosen, [request], eos_id=EOS, pad_id=PAD) == [one]
+        assert decode(adapted, chosen, [request], eos_id=EOS, pad_id=PAD) == [generation]
     alone, mars = Adapted(model, replace(adapted.adapter, head=None)), {"request": {"threshold": 0.0}}
     (few, *_), (every, *_) = (run(adapted, "mars", **mars, head_top=top) for top in (2, VOCABULARY))
     assert few != every
@@ -215,7 +215,7 @@ def test_rows_heed_it_as_they_do_alone(kind: str, model: PreTrainedModel) -> Non
 
 
 def test_extensions_of_speculative_decoding_heed_it(model: PreTrainedModel) -> None:
-    """Guards against an extension behind another token than the verified, and a head of other sizes."""
+    """Guards against an extension after another token than the verified one, and a head of other sizes."""
     adapted, draft = knowing(model, "markov"), qwen2(1, **SHAPE | {"num_hidden_layers": 1})
     plain = tokens(run(model, "ar"))
     assert tokens(run(adapted, "mars-speculative", draft=draft)) == plain
@@ -230,7 +230,7 @@ def test_extensions_of_speculative_decoding_heed_it(model: PreTrainedModel) -> N
 @pytest.mark.parametrize("vocabulary", [96, 3200, 4999])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_likeliest_tokens_of_a_mask_are_the_largest(vocabulary: int, dtype: torch.dtype) -> None:
-    """Guards against a search in two parts that leaves out a token, or says another for it."""
+    """Guards against a search in two parts that leaves out a token, or returns another one."""
     torch.manual_seed(0)
     logits = torch.randn(2, 3, vocabulary).to(dtype)
     values, ids = _likeliest(logits, 16)

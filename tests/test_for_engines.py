@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers as hf
 from safetensors.torch import load_file
-from test_adapter import noisy
+from test_adapter import noisy, tokens
 from tokenizers import Tokenizer, models
 from torch import Tensor
 
@@ -58,7 +58,7 @@ def base(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def adapter(base: Path, tmp_path: Path) -> Path:
-    """An adapter on it, with a head."""
+    """An adapter on the base, with a head."""
     loaded = load(base)
     head = Network(*(torch.randn(16, 16) for _ in range(3)))
     write_adapter(replace(noisy(loaded.model, 0.3), head=head), loaded.model, tmp_path / "making", "../mars")
@@ -66,20 +66,20 @@ def adapter(base: Path, tmp_path: Path) -> Path:
 
 
 def window(model: Any) -> list[int]:
-    """What this package says behind the prompt in one forward, the masks' guesses among it."""
-    (found,) = decode(model, Mars(MASK, B), [Request(PROMPT, B, 0.0, ignore_eos=True)], eos_id=2, pad_id=0)
-    assert found.forwards == 1
-    return found.tokens
+    """The tokens that this package emits after the prompt in one forward, the masks' guesses included."""
+    (generation,) = decode(model, Mars(MASK, B), [Request(PROMPT, B, 0.0, ignore_eos=True)], eos_id=2, pad_id=0)
+    assert generation.forwards == 1
+    return generation.tokens
 
 
 def options_in(command: str, word: str) -> dict[str, Any]:
     words = shlex.split(command)
-    found: dict[str, Any] = json.loads(words[words.index(word) + 1])
-    return found
+    options: dict[str, Any] = json.loads(words[words.index(word) + 1])
+    return options
 
 
 def token_for_drafts(config: dict[str, Any]) -> int:
-    """As vLLM's `get_parallel_drafting_token_id` goes through a draft model's configuration."""
+    """The mask token, as vLLM's `get_parallel_drafting_token_id` searches a draft model's configuration."""
     if "mask_token_id" in (config.get("dflash_config") or {}):
         return int(config["dflash_config"]["mask_token_id"])
     order = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
@@ -87,7 +87,7 @@ def token_for_drafts(config: dict[str, Any]) -> int:
 
 
 def test_a_mars_checkpoint_is_a_parallel_draft_model(base: Path, tmp_path: Path) -> None:
-    """Guards against a key that no loader asks for, one before it that says otherwise, and files of ours as weights."""
+    """Guards against a key that no loader reads, another key that overrides it, and files of ours taken for weights."""
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps(config | {"ptd_token_id": 5, "dflash_config": {"mask_token_id": 6}}))
     options = options_in(export(str(base), "pard", tmp_path / "out"), "--speculative-config")
@@ -113,17 +113,17 @@ def with_lora(model: Any, folder: Path, drafted: Tensor) -> None:
         assert inside.rpartition(".")[2] in config["target_modules"]
         of_ids = inside.endswith("embed_tokens")
         names = (f"{name}.lora_embedding_{which}" if of_ids else f"{name}.lora_{which}.weight" for which in "AB")
-        down, up = (weights[one] for one in names)
+        down, up = (weights[key] for key in names)
         assert len(down) == config["r"] == up.shape[1]
 
-        def add(_: Any, given: Any, out: Tensor, down: Tensor = down, up: Tensor = up, of_ids: bool = of_ids) -> Tensor:
-            return out + gate * scale * ((down.T[given[0]] if of_ids else given[0] @ down.T) @ up.T)
+        def add(_: Any, args: Any, out: Tensor, down: Tensor = down, up: Tensor = up, of_ids: bool = of_ids) -> Tensor:
+            return out + gate * scale * ((down.T[args[0]] if of_ids else args[0] @ down.T) @ up.T)
 
         model.get_submodule(inside).register_forward_hook(add)
 
 
 def test_an_adapter_is_one_of_unos(adapter: Path, base: Path, tmp_path: Path) -> None:
-    """Guards against names, shapes and a range of ids that readers do not know, and the mask's vector left behind."""
+    """Guards against names, shapes and a range of ids that readers do not know, and a mask vector left out."""
     command = export(str(adapter), "uno", tmp_path / "out")
     options = options_in(command, "--speculative-config")
     low, high = options["uno_noise_low"], options["uno_mask_token_id"]
@@ -140,7 +140,7 @@ def test_an_adapter_is_one_of_unos(adapter: Path, base: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("to", "which"), [("pard", "adapter"), ("uno", "base")])
 def test_the_wrong_kind_is_refused(to: Any, which: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Guards against half a folder for an engine that cannot load it, and a folder written over."""
+    """Guards against half a folder for an engine that cannot load it, and against a folder overwritten."""
     folder = str(request.getfixturevalue(which))
     with pytest.raises(UserError, match="cannot be written for"):
         export(folder, to, tmp_path / "out")
@@ -162,23 +162,23 @@ ROWS_OF_PROMPTS = [[5 + (7 * row + place) % 80 for place in range(4 + 3 * row)] 
 
 def of_kind(kind: str, **options: Any) -> Any:
     torch.manual_seed(0)
-    made: Any = {"llama": (hf.LlamaForCausalLM, hf.LlamaConfig), "qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config)}[kind]
-    return made[0](made[1](**PEERS_SHAPE, **options)).eval()
+    pair: Any = {"llama": (hf.LlamaForCausalLM, hf.LlamaConfig), "qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config)}[kind]
+    return pair[0](pair[1](**PEERS_SHAPE, **options)).eval()
 
 
 def peer_answers(of: Any, name: str, **options: Any) -> list[Generation]:
     method = build_method(name, Options(**options))
-    return decode(of, method, [Request(one, 40) for one in ROWS_OF_PROMPTS], eos_id=2, pad_id=0, batch_size=1)
+    return decode(of, method, [Request(prompt, 40) for prompt in ROWS_OF_PROMPTS], eos_id=2, pad_id=0, batch_size=1)
 
 
 @installed
 @pytest.mark.parametrize("name", PEERS)
 @pytest.mark.parametrize(("kind", "tied"), [("llama", True), ("llama", False), ("qwen2", False)])
 def test_it_decodes_the_same_weights(name: str, kind: str, tied: bool) -> None:
-    """Guards against turned queries, biases or heads left out, and ends not heeded: all tokens are those of `ar`."""
+    """Guards against turned queries, missing biases or heads, and ignored ends: all tokens are those of `ar`."""
     of = of_kind(kind, tie_word_embeddings=tied)
-    assert peer_answers(of, name) == peer_answers(of, name), "the second time it began with what it still held"
-    assert [one.tokens for one in peer_answers(of, name)] == [one.tokens for one in peer_answers(of, "ar")]
+    assert peer_answers(of, name) == peer_answers(of, name), "the second run starts with a filled cache"
+    assert tokens(peer_answers(of, name)) == tokens(peer_answers(of, "ar"))
 
 
 @installed
@@ -188,13 +188,13 @@ def test_it_follows_the_weights() -> None:
     before = peer_answers(of, "llama-cpp")
     with torch.no_grad():
         of.lm_head.weight.mul_(-1)
-    assert [one.tokens for one in peer_answers(of, "llama-cpp")] == [one.tokens for one in peer_answers(of, "ar")]
+    assert tokens(peer_answers(of, "llama-cpp")) == tokens(peer_answers(of, "ar"))
     assert peer_answers(of, "llama-cpp") != before
 
 
 @installed
 def test_quantised_weights_are_near(tmp_path: Path) -> None:
-    """Guards against a type that is asked for and not written, and a file of tensors that mean something else."""
+    """Guards against a requested type that is not written, and a file whose tensors mean something else."""
     from gguf import GGUFReader
 
     from marsbench.methods.llama_cpp import write_gguf
@@ -202,7 +202,7 @@ def test_quantised_weights_are_near(tmp_path: Path) -> None:
     of = of_kind("llama")
     for quantised, called in (("none", "F32"), ("q8_0", "Q8_0"), ("q4_1", "Q4_1")):
         write_gguf(of, tmp_path / "model.gguf", quantised)  # type: ignore[arg-type]
-        kinds = {one.name: one.tensor_type.name for one in GGUFReader(tmp_path / "model.gguf").tensors}
+        kinds = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(tmp_path / "model.gguf").tensors}
         assert kinds["blk.1.ffn_up.weight"] == kinds["token_embd.weight"] == called
         assert kinds["output_norm.weight"] == "F32"
     of = hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64))

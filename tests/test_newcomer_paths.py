@@ -53,7 +53,7 @@ class Stutter(Method):
 OPTION = """    times: int | None = option("How often the last token is drafted.", usual=2, least=1)
 
 """
-ENTRY = """    "stutter": MethodInfo("stutter:Stutter", "drafts what was said", ("times",), lossless=True),
+ENTRY = """    "stutter": MethodInfo("stutter:Stutter", "drafts the last token", ("times",), lossless=True),
 """
 
 GENERATOR = '''
@@ -103,7 +103,7 @@ COUNTER = """    "marsbench:answers_cut": "Answers that their limit has cut.",
 """
 COUNTED = """                self.metrics.counters["marsbench:answers_cut"].inc(ending.finish == "length")
 """
-# A client that two answers come to, one of them cut, and what it tells of them.
+# A client that gets two answers, one of them cut, and prints its metrics.
 ANSWERED = """
 from types import SimpleNamespace
 from prometheus_client import generate_latest
@@ -139,18 +139,18 @@ STUDY = TablePage(
     drawing=differences_figure("base", "ar_sft"),
 )
 '''
-# What worlds say in training.
+# What the worlds' training data says.
 STREAMS = """[
-    [one.response for one in __import__("itertools").islice(world.conversations(seed, world.difficulty(name)), 300)]
+    [item.response for item in __import__("itertools").islice(world.conversations(seed, world.difficulty(name)), 300)]
     + list(__import__("itertools").islice(world.corpus(seed, world.difficulty(name)), 300))
     for name in ("usual", "hard", "exam") for seed in (0, 1)
 ]"""
 # Good answers to eight questions, in a file.
 ANSWER = """open("right", "w").writelines(
-    json.dumps({"doc_id": number, "response": one.response}) + chr(10)
-    for number, one in enumerate(world.test_set("mini_parity", 8))
+    json.dumps({"doc_id": number, "response": item.response}) + chr(10)
+    for number, item in enumerate(world.test_set("mini_parity", 8))
 )"""
-# What is typed: a command of ours, a program of Python, or an expression about the world.
+# Runs commands of ours, Python programs, and expressions about the world.
 TYPING = """
 import contextlib, io, json, sys
 from rich.console import Console
@@ -158,28 +158,28 @@ from typer.testing import CliRunner
 from marsbench import world
 from marsbench.cli import app
 Console._environ = {"COLUMNS": "300", "LINES": "50"}
-said = []
-for name, *given in map(json.loads, sys.argv[1:]):
+outputs = []
+for name, *words in map(json.loads, sys.argv[1:]):
     if name == "marsbench":
-        done = CliRunner().invoke(app, given)
-        assert done.exit_code == 0, (given, done.output, done.exception)
-        said.append(done.stdout)
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, (words, done.output, done.exception)
+        outputs.append(done.stdout)
     elif name == "python":
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(given[0], {})
-        said.append(printed.getvalue())
+            exec(words[0], {})
+        outputs.append(printed.getvalue())
     else:
-        said.append(eval(name))
-print(json.dumps(said))
+        outputs.append(eval(name))
+print(json.dumps(outputs))
 """
 MICRO = ["--scale", "micro"]
 
 
 def insert(file: Path, before: str, text: str) -> None:
-    """Put text before the one place where other text stands."""
-    whole = file.read_text(encoding="utf-8")
-    assert whole.count(before) == 1
-    file.write_text(whole.replace(before, text + before), encoding="utf-8")
+    """Put text before the only place where other text stands."""
+    content = file.read_text(encoding="utf-8")
+    assert content.count(before) == 1
+    file.write_text(content.replace(before, text + before), encoding="utf-8")
 
 
 def follow(copy: Path) -> None:
@@ -222,12 +222,12 @@ def copy(tmp_path_factory: pytest.TempPathFactory, micro_checkpoints: Path) -> P
 
 
 @pytest.fixture(scope="module")
-def said(copy: Path) -> dict[str, str]:
-    """What the copy's commands print, typed one after the other in one process."""
+def outputs(copy: Path) -> dict[str, str]:
+    """What the copy's commands print, run one after the other in one process."""
     decode = ["marsbench", "decode", "--model", str(GOLDEN / "ar"), "--prompt-ids", "in.jsonl", "--eos-id", "2"]
     score = ["marsbench", "score", "--benchmark", "mini_parity", "--responses"]
     ar_sft = str(next((copy / "runs" / "micro" / "checkpoints").glob("ar_sft-*")))
-    asked = ["--checkpoint", ar_sft, "--method", "ar", "--limit", "2", *MICRO, "--output", "out"]
+    settings = ["--checkpoint", ar_sft, "--method", "ar", "--limit", "2", *MICRO, "--output", "out"]
     commands = {
         "methods": ["marsbench", "list", "methods"],
         **{f"{command} --help": ["marsbench", command, "--help"] for command in ("decode", "eval", "show", "distill")},
@@ -239,7 +239,7 @@ def said(copy: Path) -> dict[str, str]:
         "answer": [ANSWER],
         "right": [*score, "right"],
         "wrong": [*score, "wrong"],
-        "eval": ["marsbench", "eval", "--benchmark", "mini_parity", *asked],
+        "eval": ["marsbench", "eval", "--benchmark", "mini_parity", *settings],
         "metrics": ["python", ANSWERED],
         "tables": ["marsbench", "list", "tables"],
         "plan": ["marsbench", "plan", "--table", "figure7", *MICRO],
@@ -254,36 +254,36 @@ def said(copy: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_method_is_two_files(copy: Path, said: dict[str, str]) -> None:
-    """Guards against a method that has to be made known in a third place, before it decodes, is listed and tested."""
-    assert "stutter" in said["methods"] and "stutter, times = 2" in said["sweep"]
-    helps = [" ".join(text.split()) for name, text in said.items() if "--help" in name]
-    assert len(helps) == 4 and all("--times" in one and "How often the last token is drafted." in one for one in helps)
+def test_a_method_is_two_files(copy: Path, outputs: dict[str, str]) -> None:
+    """Guards against a method that needs a change in a third file before it decodes, is listed and tested."""
+    assert "stutter" in outputs["methods"] and "stutter, times = 2" in outputs["sweep"]
+    helps = [" ".join(text.split()) for name, text in outputs.items() if "--help" in name]
+    assert len(helps) == 4 and all("--times" in text and "last token is drafted." in text for text in helps)
     plain, ours = ([json.loads(line) for line in (copy / name).read_text().splitlines()] for name in ("ar", "stutter"))
     assert [row["tokens"] for row in ours] == [row["tokens"] for row in plain]
 
 
 @pytest.mark.slow
-def test_a_mini_benchmark_is_three_files(said: dict[str, str]) -> None:
-    """Guards against a benchmark that has to be made known in a fourth place, or that changes what worlds train on."""
-    assert json.loads(said["streams"]) == eval(STREAMS, {"world": world})
-    assert "mini_parity" in said["benchmarks"] and "n = 2" in said["eval"]
-    assert [json.loads(said[name].splitlines()[-1])["accuracy"] for name in ("right", "wrong")] == [100.0, 0.0]
+def test_a_mini_benchmark_is_three_files(outputs: dict[str, str]) -> None:
+    """Guards against a benchmark that needs a change in a fourth file, or that changes what worlds train on."""
+    assert json.loads(outputs["streams"]) == eval(STREAMS, {"world": world})
+    assert "mini_parity" in outputs["benchmarks"] and "n = 2" in outputs["eval"]
+    assert [json.loads(outputs[name].splitlines()[-1])["accuracy"] for name in ("right", "wrong")] == [100.0, 0.0]
 
 
-def test_a_server_metric_is_two_files(said: dict[str, str]) -> None:
-    """Guards against a metric that has to be made known in a third place, before `/metrics` tells it."""
-    assert "# HELP marsbench:answers_cut_total Answers that their limit has cut." in said["metrics"]
-    assert 'marsbench:answers_cut_total{model_name="micro"} 1.0' in said["metrics"]
+def test_a_server_metric_is_two_files(outputs: dict[str, str]) -> None:
+    """Guards against a metric that needs a change in a third file before `/metrics` shows it."""
+    assert "# HELP marsbench:answers_cut_total Answers that their limit has cut." in outputs["metrics"]
+    assert 'marsbench:answers_cut_total{model_name="micro"} 1.0' in outputs["metrics"]
 
 
-def test_a_page_is_one_module(copy: Path, said: dict[str, str]) -> None:
+def test_a_page_is_one_module(copy: Path, outputs: dict[str, str]) -> None:
     """Guards against a second place to enter a study in, which the next author forgets."""
     listed = subprocess.run([sys.executable, "-m", "nox", "-l"], cwd=copy, capture_output=True, text=True, check=True)
     assert "reproduce -> Reproduce any page by its name" in listed.stdout
-    assert "does one module suffice?" in said["tables"] and "marsbench reproduce figure7" in said["tables"]
-    assert "Figure 7 at scale micro: What a test asks" in said["plan"]
-    assert "figure7.md" in said["reproduce"] and "figure7.md" in said["report"]
+    assert "does one module suffice?" in outputs["tables"] and "marsbench reproduce figure7" in outputs["tables"]
+    assert "Figure 7 at scale micro: What a test asks" in outputs["plan"]
+    assert "figure7.md" in outputs["reproduce"] and "figure7.md" in outputs["report"]
     pages = {name: (copy / "reports" / "micro" / f"{name}.md").read_text() for name in ("figure7", "index")}
     assert "Two lines that a test has made up." in pages["figure7"] and "does one module suffice?" in pages["index"]
     places = [pages["index"].index(f"| {name} ") for name in ("Figure 6", "Figure 7", "Appendix A")]

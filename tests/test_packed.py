@@ -1,4 +1,4 @@
-"""Packed weights: never stale, gone with their model, and nothing but faster."""
+"""Packed weights: never stale, freed with their model, and no different except in speed."""
 
 import copy
 import gc
@@ -37,7 +37,7 @@ def llama(seed: int = 0, *, tied: bool = True) -> Any:
 
 @pytest.fixture(autouse=True)
 def all_packed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every matrix is read from its packed copy, whatever is faster."""
+    """Every matrix is read from its packed copy, even where that is slower."""
     monkeypatch.setattr(linear_module, "COPIES", WeakValueDictionary())  # without other tests' models
     with packing(True):
         yield
@@ -56,7 +56,7 @@ def logits_of(model: Any) -> Tensor:
 
 @torch.inference_mode()
 def own_logits(model: Any) -> Tensor:
-    """The same by a fresh copy of the model and its own modules."""
+    """Logits [1, W, V] of IDS by a fresh copy of the model and its own modules."""
     logits: Tensor = copy.deepcopy(model)(IDS, use_cache=False).logits
     return logits
 
@@ -77,7 +77,7 @@ def replaced(layer: Any) -> None:
 
 
 def sharded(model: Any) -> None:
-    """As a sharding wrapper gathers: everything copied into the storage that is there."""
+    """As a sharding wrapper gathers: all values are copied into the same storage."""
     for parameter in model.parameters():
         parameter.data.copy_(torch.randn_like(parameter) / 4)
 
@@ -107,7 +107,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     ("change", "tied"), [*product(CHANGES, [True]), *product(("AdamW", "load_state_dict, assigned", "bf16"), [False])]
 )
 def test_what_is_written_is_read_at_the_next_step(change: str, tied: bool) -> None:
-    """Guards against logits of weights that are no longer there."""
+    """Guards against logits of weights that have since changed."""
     model = llama(tied=tied)
     torch.testing.assert_close(logits_of(model), own_logits(model), atol=1e-4, rtol=1e-4)
     before = logits_of(model)
@@ -115,10 +115,10 @@ def test_what_is_written_is_read_at_the_next_step(change: str, tied: bool) -> No
     for _ in range(2):  # and once more, when everything has been packed again
         CHANGES[change](model)
         tolerance = 1e-4 if model.dtype is torch.float32 else 0.3
-        found = logits_of(model)
-        torch.testing.assert_close(found, own_logits(model), atol=tolerance, rtol=tolerance)
+        after = logits_of(model)
+        torch.testing.assert_close(after, own_logits(model), atol=tolerance, rtol=tolerance)
     if change not in ("bf16 and back", "bf16"):
-        assert not torch.allclose(found, before, atol=1e-2)
+        assert not torch.allclose(after, before, atol=1e-2)
 
 
 def test_memory_is_back_when_the_model_is_gone() -> None:
@@ -126,14 +126,14 @@ def test_memory_is_back_when_the_model_is_gone() -> None:
     gc.collect()
     assert len(linear_module.COPIES) == 0
     model, other = llama(), llama(1, tied=False)
-    for one in (model, model, other):
-        logits_of(one)
+    for decoded in (model, model, other):
+        logits_of(decoded)
     assert len(linear_module.COPIES) == 2 * (LAYERS * SITES + 1)
-    said = packing_in_words()["packing"]
+    packed = packing_in_words()["packing"]
     matrices = [*model.model.layers.parameters(), *other.model.layers.parameters()]
-    assert said["bytes"] == sum(one.nbytes for one in matrices if one.dim() == 2) + 2 * 48 * 32 * 4
-    assert said["by"] == ["native"] and said["times_torch"]["float32"]["1"] > 0
-    del model, one
+    assert packed["bytes"] == sum(matrix.nbytes for matrix in matrices if matrix.dim() == 2) + 2 * 48 * 32 * 4
+    assert packed["by"] == ["native"] and packed["times_torch"]["float32"]["1"] > 0
+    del model, decoded
     gc.collect()
     assert len(linear_module.COPIES) == LAYERS * SITES + 1
     del other, matrices
@@ -142,7 +142,7 @@ def test_memory_is_back_when_the_model_is_gone() -> None:
 
 
 def test_nothing_is_packed_that_need_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against memory taken where somebody has said no, where there is none, and for what is no plain weight."""
+    """Guards against memory taken where packing is off, where memory is short, or for what is no plain weight."""
     model = llama()
     with packing(False):
         plain = logits_of(model)
@@ -150,7 +150,7 @@ def test_nothing_is_packed_that_need_not_be(monkeypatch: pytest.MonkeyPatch) -> 
     assert not torch.equal(logits_of(model), torch.zeros_like(plain)) and len(linear_module.COPIES) > 0
     with packing(False):
         torch.testing.assert_close(logits_of(model), plain, atol=0, rtol=0)
-        assert len(linear_module.COPIES) == 0, "it was said between two batches"
+        assert len(linear_module.COPIES) == 0, "it was switched off between two batches"
     monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
     torch.testing.assert_close(logits_of(llama()), plain, atol=0, rtol=0)
     assert len(linear_module.COPIES) == 0
@@ -167,41 +167,41 @@ def model() -> PreTrainedModel:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of positions for which layers ran as one with an adapter's maps."""
-    found: list[int] = []
+    """The numbers of positions for which layers ran together with an adapter's maps."""
+    counts: list[int] = []
     alone = Copy.adapted
 
-    def call(one: Copy, values: Tensor, *given: Any) -> Tensor:
-        found.append(len(values))
-        return alone(one, values, *given)
+    def call(weights: Copy, values: Tensor, *arguments: Any) -> Tensor:
+        counts.append(len(values))
+        return alone(weights, values, *arguments)
 
     monkeypatch.setattr(Copy, "adapted", call)
-    return found
+    return counts
 
 
 def by_themselves(model: Any) -> Tensor:
-    """The states, of layers and maps that run one after the other."""
+    """The states where layers and maps run one after the other."""
     with packing(False):
         return states(model)[0]
 
 
 @pytest.mark.parametrize("biases", ["all", "some"])
 def test_tokens_get_what_they_get_without_an_adapter(model: PreTrainedModel, calls: list[int], biases: str) -> None:
-    """Guards against zeros behind the values by which a token's sum is rounded otherwise, and a bias dropped beside."""
+    """Guards against zeros after the values that round a token's sum otherwise, and against a bias that is dropped."""
     if biases == "some":
         model.model.layers[0].self_attn.k_proj.bias = None
     adapted = Adapted(model, noisy(model, 0.3))
-    (plain, masked), (found, _) = states(model), states(adapted)
-    assert torch.equal(plain[~masked], found[~masked])
+    (plain, masked), (packed, _) = states(model), states(adapted)
+    assert torch.equal(plain[~masked], packed[~masked])
     assert calls == [11] * 4 * model.config.num_hidden_layers
-    torch.testing.assert_close(found[masked], by_themselves(adapted)[masked], rtol=0.05, atol=0.05)
+    torch.testing.assert_close(packed[masked], by_themselves(adapted)[masked], rtol=0.05, atol=0.05)
     torch.testing.assert_close(by_themselves(model), plain, rtol=0.05, atol=0.05)
-    assert not torch.isclose(plain[masked], found[masked]).all(1).any()
+    assert not torch.isclose(plain[masked], packed[masked]).all(1).any()
 
 
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.v_proj.bias"])
 def test_it_follows_what_is_written_to_a_layer(model: PreTrainedModel, calls: list[int], name: str) -> None:
-    """Guards against a copy of weights, or of biases, that are none of the model's any more."""
+    """Guards against a copy of weights, or of biases, that the model no longer has."""
     adapter = noisy(model, 0.3)
     adapted = Adapted(model, adapter)
     before = states(adapted)[0]

@@ -34,19 +34,19 @@ DECODERS: dict[str, Callable[..., Answer]] = {"mars": reference.decode, "mars-ve
 
 
 def plain(model: PreTrainedModel) -> Model:
-    """A model of transformers as the reference calls one: for one sequence, with a whole mask."""
+    """A transformers model in the reference's form: for one sequence, with an explicit mask."""
 
     def logits(ids: Tensor, position: Tensor, visible: Tensor) -> Tensor:
         hidden = torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
-        said = model(input_ids=ids[None], position_ids=position[None], attention_mask=hidden[None, None])
-        found: Tensor = said.logits[0]
-        return found
+        output = model(input_ids=ids[None], position_ids=position[None], attention_mask=hidden[None, None])
+        values: Tensor = output.logits[0]
+        return values
 
     return logits
 
 
 def random_model(seed: int) -> PreTrainedModel:
-    """A small model with weights so large that it is now sure, now unsure."""
+    """A small model with weights so large that it is sometimes sure, sometimes unsure."""
     return tools.qwen2(
         seed, vocab_size=VOCABULARY, intermediate_size=64, initializer_range=0.3, eos_token_id=EOS, pad_token_id=PAD,
         bos_token_id=None,
@@ -74,7 +74,7 @@ def by_reference(
 
 
 def same(answers: list[Answer], generations: list[Generation], prompts: list[list[int]]) -> None:
-    """Tokens, and which forward brought them, are the same."""
+    """Checks that tokens agree, and the forward that brought each of them."""
     for answer, generation, prompt in zip(answers, generations, prompts, strict=True):
         emitted = generation.tokens + [EOS] * (generation.finish == "eos")
         assert answer.text[len(prompt) :] == emitted
@@ -132,7 +132,7 @@ def test_the_trainers_losses_are_the_references(
 ) -> None:
     """Guards against a shortened noisy stream, a shift, a mean or a mask that is not what the definition says."""
     model, (ids, labels, sizes) = random_model(seed), random_batch(seed, 3)
-    found = mars_loss(
+    losses = mars_loss(
         model, ids, labels, block_size=block_size, mask_token_id=MASK, ar_weight=ar_weight, alignment=alignment,
         blocks_from=blocks_from,
     )  # fmt: skip
@@ -147,9 +147,9 @@ def test_the_trainers_losses_are_the_references(
         expected.append(reference.mars_loss(plain(model), row[:size], response, block, MASK, printed=printed))
     mask, ar = (torch.stack(term).mean() for term in zip(*expected, strict=True))
     total = torch.stack([loss.total(ar_weight) for loss in expected]).mean()
-    assert found.mask.item() == pytest.approx(mask.item(), rel=1e-5)
-    assert found.ar.item() == pytest.approx(ar.item() if ar_weight else 0, rel=1e-5)
-    assert found.total.item() == pytest.approx(total.item(), rel=1e-5)
+    assert losses.mask.item() == pytest.approx(mask.item(), rel=1e-5)
+    assert losses.ar.item() == pytest.approx(ar.item() if ar_weight else 0, rel=1e-5)
+    assert losses.total.item() == pytest.approx(total.item(), rel=1e-5)
     each = [
         reference.ar_loss(plain(model), row[:size], label[:size] != -100)
         for row, label, size in zip(ids, labels, sizes, strict=True)
@@ -169,14 +169,14 @@ def test_the_trainers_losses_are_the_references(
 def test_the_decode_loops_tokens_are_the_references(
     seed: int, method: str, block_size: int, bar: tuple[Metric, float | None]
 ) -> None:
-    """Guards against a token, or a forward, of the cached, batched loop that whole forwards do not give."""
+    """Guards against a token, or a forward, of the cached, batched loop that differs from whole forward passes."""
     model, (metric, threshold), rng = random_model(seed), bar, torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, 12, (5,), generator=rng).tolist()
     prompts = [torch.randint(4, VOCABULARY, (size,), generator=rng).tolist() for size in sizes]
     options = Options(mask_id=MASK, window=block_size, metric=metric)
     requests = [Request(prompt, 24, threshold) for prompt in prompts]
-    found = decode(model, build_method(method, options), requests, eos_id=EOS, pad_id=PAD, batch_size=3)
-    same(by_reference(method, model, prompts, block_size, 24, threshold=threshold, metric=metric), found, prompts)
+    generations = decode(model, build_method(method, options), requests, eos_id=EOS, pad_id=PAD, batch_size=3)
+    same(by_reference(method, model, prompts, block_size, 24, threshold=threshold, metric=metric), generations, prompts)
 
 
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -188,9 +188,9 @@ def test_a_trained_model_answers_the_same(
     model, prompts = golden_models["mars"], golden["prompts"][:6]
     options = Options(mask_id=MASK, window=block_size)
     requests = [Request(prompt, 96, bar) for prompt in prompts]
-    found = decode(model, build_method(method, options), requests, eos_id=EOS, pad_id=PAD, batch_size=4)
+    generations = decode(model, build_method(method, options), requests, eos_id=EOS, pad_id=PAD, batch_size=4)
     answers = by_reference(method, model, prompts, block_size, 96, threshold=bar)
-    same(answers, found, prompts)
+    same(answers, generations, prompts)
     if method == "mars-verified":
         ar = by_reference("mars", model, prompts, 1, 96, threshold=None)
         assert [answer.text for answer in answers] == [answer.text for answer in ar]
@@ -198,16 +198,17 @@ def test_a_trained_model_answers_the_same(
 
 @pytest.mark.parametrize("bar", [None, 0.3])
 def test_masks_are_chained_as_here(bar: float | None) -> None:
-    """Guards against two ideas of which token a draft head is told of."""
+    """Guards against a draft head that gets another token here than in the reference."""
     model, prompts = random_model(3), [[5, 6, 7], [9, 10, 11, 12, 13]]
     alone = by_reference("mars-verified", model, prompts, 4, 60, threshold=bar)
     followers = torch.zeros(VOCABULARY, VOCABULARY)
-    for text in (one.text for one in alone):
-        followers[text[1:], text[:-1]] = 9.0  # of each token, those that the model has put behind it
+    for answer in alone:
+        followers[answer.text[1:], answer.text[:-1]] = 9.0  # for each token, those that the model has put after it
     head = Markov(torch.eye(VOCABULARY), followers)
     adapted = Adapted(model, Adapter(torch.zeros(model.config.hidden_size), {}, head))
     method = build_method("mars-verified", Options(mask_id=MASK, head_top=VOCABULARY))
-    found = decode(adapted, method, [Request(one, 60, threshold=bar) for one in prompts], eos_id=EOS, pad_id=PAD)
+    requests = [Request(prompt, 60, threshold=bar) for prompt in prompts]
+    generations = decode(adapted, method, requests, eos_id=EOS, pad_id=PAD)
     answers = [
         reference.decode_verified(
             plain(model), prompt, mask_id=MASK, eos_id=EOS, threshold=bar, max_new_tokens=60,
@@ -215,13 +216,13 @@ def test_masks_are_chained_as_here(bar: float | None) -> None:
         )
         for prompt in prompts
     ]  # fmt: skip
-    same(answers, found, prompts)
-    assert [one.text for one in answers] == [one.text for one in alone]
-    assert [one.accepted for one in answers] != [one.accepted for one in alone]
+    same(answers, generations, prompts)
+    assert [answer.text for answer in answers] == [answer.text for answer in alone]
+    assert [answer.accepted for answer in answers] != [answer.accepted for answer in alone]
 
 
 def test_sequences_are_filled_as_the_collator_fills_them() -> None:
-    """Guards against two ideas of what the released code adds to a sequence."""
+    """Guards against a reference that adds other tokens to a sequence than the released code."""
     ids, response = torch.tensor([7, 8, 9, 10, 11]), torch.tensor([False, False, True, True, True])
     filled, learned = reference.filled_up(ids, response, 4, EOS)
     labels = ids.masked_fill(~response, -100).tolist()
@@ -256,15 +257,14 @@ def test_the_references_trainer_teaches_its_loss() -> None:
 
 # ---- the file itself -------------------------------------------------------------------------------------------------
 def test_the_reference_is_one_file_of_torch() -> None:
-    """Guards against a file that grows, leans on the package, or that the package leans on."""
-    file = PACKAGE / "reference.py"
-    source = file.read_text(encoding="utf-8")
+    """Guards against a file that grows, that imports the package, or that the package imports."""
+    source = (PACKAGE / "reference.py").read_text(encoding="utf-8")
     assert len(source.splitlines()) <= 300
     imports = {
         name.split(".")[0]
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names])
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
     }
     assert imports - {"__future__", "collections", "dataclasses", "itertools", "math", "typing"} == {"torch"}
     users = [

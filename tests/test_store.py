@@ -47,10 +47,10 @@ def row(key: str, seconds: float = 1.0) -> StepCostRow:
 
 def test_rows_survive_the_round_trip(tmp_path: Path) -> None:
     """Guards against a field that is written but not read."""
-    said: dict[str, Any] = {"checkpoint": "hash", "provenance": {"seed": 0}}
+    origin: dict[str, Any] = {"checkpoint": "hash", "provenance": {"seed": 0}}
     rows = [
         row("a"),
-        TrainingRow("b", "done", "", "mini", "mars", 4, 10, 20, 30, 1.5, 0.25, **said),
+        TrainingRow("b", "done", "", "mini", "mars", 4, 10, 20, 30, 1.5, 0.25, **origin),
         EvaluationRow("c", "failed", "no data", "mini", "mars", "mars", "mars", {"block_size": 4}, "gsm8k", "score"),
     ]
     file = tmp_path / "rows.jsonl"
@@ -77,7 +77,7 @@ def test_two_writers_do_not_mix_lines_and_the_last_row_counts(tmp_path: Path) ->
 
 
 def test_a_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against whatever a library raises when it cannot write, and against hiding bugs behind that message."""
+    """Guards against any error of a library that cannot write, and against hiding bugs behind that message."""
     with pytest.raises(RuntimeError, match="a bug"), full_disk_explained(tmp_path / "not" / "there"):
         raise RuntimeError("a bug")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
@@ -86,24 +86,24 @@ def test_a_full_disk_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def refuse(number: int) -> Any:
-    """A system whose file locks say so, whatever is asked."""
+    """A system that refuses every file lock with this error."""
     return Mock(side_effect=OSError(number, os.strerror(number)))
 
 
 def test_who_waits_is_told_for_whom(tmp_path: Path) -> None:
     """Guards against a command that hangs without a word."""
-    file, told = tmp_path / "new" / "lock", list[str]()
-    with locked(file, say=told.append):
-        us = f"process {os.getpid()} on {socket.gethostname()}"
-        with pytest.raises(UserError, match=us) as raised, locked(file, patience_s=0.1, say=told.append):
+    file, messages = tmp_path / "new" / "lock", list[str]()
+    with locked(file, say=messages.append):
+        holder = f"process {os.getpid()} on {socket.gethostname()}"
+        with pytest.raises(UserError, match=holder) as raised, locked(file, patience_s=0.1, say=messages.append):
             pass
-        assert raised.value.where == str(file) and told == [us]
-    with locked(file, say=told.append):
-        assert told == [us]
+        assert raised.value.where == str(file) and messages == [holder]
+    with locked(file, say=messages.append):
+        assert messages == [holder]
 
 
 def test_a_lost_machine_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a file that stands for a lock and stays behind with its holder, where there is no flock."""
+    """Guards against a file in place of a lock that stays after its holder has gone, where there is no flock."""
     monkeypatch.setattr(fcntl, "flock", refuse(errno.ENOSYS))
     monkeypatch.setattr(locks, "_LOST_S", 0.2)
     file = tmp_path / "lock"
@@ -115,7 +115,7 @@ def test_a_lost_machine_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: 
 
 
 def test_a_file_system_that_cannot_lock_is_found_out_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a traceback from the first row, after the first training."""
+    """Guards against a traceback at the first row, after the first training."""
     Workspace(tmp_path, "micro").check_writable()
     monkeypatch.setattr(fcntl, "flock", refuse(errno.ENOLCK))
     with pytest.raises(UserError, match="cannot be locked here") as raised:
@@ -142,7 +142,7 @@ def test_a_version_is_the_length_of_its_history(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Run]:
-    """One for all tables, as each loads every benchmark anew."""
+    """One run for all tables, as each run loads every benchmark again."""
     folder = tmp_path_factory.mktemp("runs")
     return cache(lambda scale, seed: Run(preset(scale), Workspace(folder, scale), seed=seed))
 
@@ -183,7 +183,7 @@ def everything_below(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("name", ["new.jsonl", "old.jsonl", "not/yet/there.jsonl"])
 def test_what_can_be_written_passes_and_stays_as_it_is(name: str, tmp_path: Path) -> None:
-    """Guards against a check that creates folders, leaves a probe behind or empties the file that is there."""
+    """Guards against a check that creates folders, leaves a file behind or empties the file that is there."""
     (tmp_path / "old.jsonl").write_text("old")
     before = everything_below(tmp_path)
     check_can_be_written(tmp_path / name, "--out")
@@ -192,33 +192,33 @@ def test_what_can_be_written_passes_and_stays_as_it_is(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "reason"),
     [
         ("folder", "it is a folder"), ("file/below.jsonl", "is no folder"), ("file/far/below.jsonl", "is no folder"),
         ("pipe", "no ordinary file"), ("n" * 300, "name too long"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_written_is_refused(name: str, said: str, tmp_path: Path) -> None:
-    """Guards against hours of work that end in a file that cannot be written, and a mend without the option's name."""
+def test_what_cannot_be_written_is_refused(name: str, reason: str, tmp_path: Path) -> None:
+    """Guards against hours of work that end in a file that cannot be written, and a hint without the option's name."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UserError, match=f"(?i){said}") as raised:
+    with pytest.raises(UserError, match=f"(?i){reason}") as raised:
         check_can_be_written(tmp_path / name, "--image")
     assert raised.value.where == str(tmp_path / name) and "--image" in raised.value.fix
     assert [path.name for path in everything_below(tmp_path)] == ["file", "folder", "pipe"]
 
 
 def test_a_folder_without_leave_to_write_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Guards against a folder of somebody else's that is found out at the end."""
-    denied = PermissionError(errno.EACCES, "Permission denied")  # as the system would say, were we not root
+    """Guards against a folder that turns out to be another user's at the end only."""
+    denied = PermissionError(errno.EACCES, "Permission denied")  # as the system would say to a plain user
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", Mock(side_effect=denied))
     with pytest.raises(UserError, match="Permission denied"):
         check_can_be_written(tmp_path / "new" / "out.jsonl", "--out")
 
 
 def test_a_file_has_its_content_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a name without content after a power cut, and processes of one number that share a draft."""
+    """Guards against a name without content after a power cut, and two writers with one draft file."""
     steps, drafts, replace, fsync = list[str](), set[Path](), Path.replace, os.fsync
 
     def watched(draft: Path, target: Path) -> Path:
@@ -240,7 +240,7 @@ def test_a_file_has_its_content_before_its_name(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_log_outlives_a_kill(tmp_path: Path) -> None:
-    """Guards against a cut line that is read, or glued to the next, lines read twice, and a folder's traceback."""
+    """Guards against a cut line that is read, or joined to the next, lines read twice, and a traceback for a folder."""
     read = list[int]()
 
     def count(record: Numbered) -> Numbered:
@@ -276,7 +276,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "document": lambda file: read_json(file, mend="mend it"),
     "rows": read_rows,
 }
-NO_JSON = {  # what a line may hold instead of JSON, and what is said of it
+NO_JSON = {  # what a line may hold instead of JSON, and the reason that is named
     "a number of thousands of digits": (st.integers(4301, 9000).map(lambda size: b"[" + b"7" * size + b"]"), "range"),
     "deep nesting": (st.integers(202, 30_000).map(lambda depth: b"[" * depth + b"]" * depth), "recursion limit"),
     "half a surrogate pair": (st.integers(0xD800, 0xDFFF).map(lambda half: b'"\\u%x"' % half), "hex escape|surrogate"),
@@ -292,12 +292,12 @@ NO_JSON = {  # what a line may hold instead of JSON, and what is said of it
 @given(data=st.data(), good=st.integers(0, 3))
 def test_every_reader_names_the_line(reader: str, fault: str, data: st.DataObject, good: int) -> None:
     """Guards against tracebacks (4,300 digits, recursion, encoding), and against texts that a tokenizer cannot take."""
-    content, said = NO_JSON[fault]
+    content, reason = NO_JSON[fault]
     before = 0 if reader in ("document", "rows") else good
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "file"
         file.write_bytes(b'{"n": 1}\n' * before + data.draw(content) + b"\n")
-        with pytest.raises(UserError, match="not" if reader == "rows" else said) as raised:
+        with pytest.raises(UserError, match="not" if reader == "rows" else reason) as raised:
             READERS[reader](file)
     place = str(file) if reader == "document" else f"{file}, line {before + 1}"
     assert raised.value.where.startswith(place) and raised.value.fix
@@ -323,17 +323,17 @@ VALUES = st.recursive(
     records=st.lists(VALUES, min_size=1), end=st.sampled_from(["\n", "\r\n"]), mark=st.booleans(), plain=st.booleans()
 )
 def test_what_is_json_is_read_as_python_reads_it(records: list[Any], end: str, mark: bool, plain: bool) -> None:
-    """Guards against a reader that changes numbers or texts, parts lines at U+2028, or wants one editor's line ends."""
+    """Guards against a reader that changes numbers or texts, splits at U+2028, or wants one editor's line ends."""
     text = end.join(json.dumps(record, ensure_ascii=plain) for record in records)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "file"
         file.write_bytes(text.encode("utf-8-sig" if mark else "utf-8"))
-        found = read_lines(file, Any, what="a line", mend="mend it")
-    assert json.dumps(found) == json.dumps(records)
+        values = read_lines(file, Any, what="a line", mend="mend it")
+    assert json.dumps(values) == json.dumps(records)
 
 
-@pytest.mark.parametrize("given", ["1.0", "true", '"1"', "null", "[1]"])
-def test_a_value_of_another_type_is_none(given: str) -> None:
-    """Guards against numbers that are made of texts, truths or lists on their way in."""
+@pytest.mark.parametrize("value", ["1.0", "true", '"1"', "null", "[1]"])
+def test_a_value_of_another_type_is_none(value: str) -> None:
+    """Guards against numbers that are made of texts, truth values or lists."""
     with pytest.raises(ValueError, match="n: "):
-        parse_json(f'{{"n": {given}}}', Numbered)
+        parse_json(f'{{"n": {value}}}', Numbered)
