@@ -1,4 +1,4 @@
-"""What training does on GPUs, as far as a machine without one can show it."""
+"""What training does on GPUs, as far as a CPU can show it."""
 
 import copy
 import os
@@ -76,9 +76,9 @@ def check_in(model: PreTrainedModel, folder: Path) -> None:
 def test_nothing_uses_cudnns_attention(
     work: Any, golden_models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against attention planned anew at every step, gradients that are NaN, and a step's cost that none has."""
+    """Guards against attention planned at every step, gradients that are NaN, and step costs of unused settings."""
     monkeypatch.setattr(trainer, "weights_of", Mock(side_effect=UserError("", where="", fix="")))
-    torch.backends.cuda.enable_cudnn_sdp(True)  # as torch is when it is new
+    torch.backends.cuda.enable_cudnn_sdp(True)  # torch's default
     try:
         with pytest.raises(UserError):
             work(golden_models["ar"], tmp_path)
@@ -110,7 +110,7 @@ def test_logits_are_chunked_under_a_wrapper(
     objective: str, wrap: Callable[[nn.Module], nn.Module], golden_models: Models,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Guards against all logits of a device's rows at once, and gradients that a chunk keeps from DDP or FSDP."""
+    """Guards against all logits of a device's rows at once, and gradients of a chunk that DDP or FSDP does not get."""
     model = copy.deepcopy(golden_models["mars"]).train()
     learner: nn.Module = model
     if objective == "gated":
@@ -132,15 +132,15 @@ def test_logits_are_chunked_under_a_wrapper(
             loss = mars_loss(wrapped, **batch(), **BLOCKS).total
         loss.backward()  # type: ignore[no-untyped-call]
         gradients = [p.grad for p in learner.parameters() if p.grad is not None]
-        return loss.item(), [one.full_tensor() if isinstance(one, DTensor) else one.clone() for one in gradients]
+        return loss.item(), [grad.full_tensor() if isinstance(grad, DTensor) else grad.clone() for grad in gradients]
 
     at_once, gradients = learned(learner)
     monkeypatch.setattr(objectives, "_nll_of_chunk", counted)
     monkeypatch.setattr(objectives, "MOST_LOGITS", 7 * model.config.vocab_size)
-    in_chunks, found = learned(wrap(learner))
+    in_chunks, of_chunks = learned(wrap(learner))
     assert in_chunks == pytest.approx(at_once, rel=1e-5)
     assert len(chunks) > 2 and max(chunks) == 7
-    torch.testing.assert_close(found, gradients, atol=1e-6, rtol=1e-3)
+    torch.testing.assert_close(of_chunks, gradients, atol=1e-6, rtol=1e-3)
 
 
 @pytest.mark.parametrize("objective", ["mars", "gated", "medusa"])
@@ -190,18 +190,18 @@ def test_the_peak_is_the_gpus_where_there_is_one(monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stand-in for nvidia-smi, which answers for two GPUs, the second of which another process uses."""
-    said = "570.86.15, 1980, 1980, 2619, 700.00, 71.20, 33, 0, 4\\n"
-    said += "570.86.15, 345, 1980, 2619, 500.00, [N/A], 41, 97, 80123"
+    status = "570.86.15, 1980, 1980, 2619, 700.00, 71.20, 33, 0, 4\\n"
+    status += "570.86.15, 345, 1980, 2619, 500.00, [N/A], 41, 97, 80123"
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "nvidia-smi"
-    program.write_text(f'#!/bin/sh\nprintf "{said}\\n"\n')
+    program.write_text(f'#!/bin/sh\nprintf "{status}\\n"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     return program
 
 
 def test_rows_say_how_a_gpu_was_set_and_who_was_on_it(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against times at half the clock or beside others that look like any, and a silent driver that ends all."""
+    """Guards against times at a low clock or on a shared GPU that look normal, and runs ended by a failing driver."""
     first, second = provenance(seed=0)["gpus"]
     assert (first["driver"], first["clock"], first["power_limit"]) == ("570.86.15", "1980", "700.00")
     assert (second["clock"], second["power_limit"]) == ("345", "500.00")
@@ -245,15 +245,15 @@ def test_heads_and_adapters_are_not_sharded(
 
 
 def test_a_finished_checkpoint_is_whole_though_its_states_are_in_pieces(tmp_path: Path) -> None:
-    """Guards against ninety gigabytes in one process at every state, and a last one that nothing else can load."""
-    told: list[str] = []
-    state = SimpleNamespace(fsdp_plugin=SimpleNamespace(set_state_dict_type=told.append))
+    """Guards against 90 GB in one process at every state, and a final checkpoint that nothing else can load."""
+    calls: list[str] = []
+    state = SimpleNamespace(fsdp_plugin=SimpleNamespace(set_state_dict_type=calls.append))
     fake: Any = SimpleNamespace(
         accelerator=SimpleNamespace(wait_for_everyone=lambda: None, state=state), is_fsdp_enabled=True,
-        is_world_process_zero=lambda: False, save_model=lambda folder: told.append("save"),
+        is_world_process_zero=lambda: False, save_model=lambda folder: calls.append("save"),
     )  # fmt: skip
     learner: Any = SimpleNamespace(freezes_model=False)
     trainer._save(fake, tmp_path, learner, learner, "")
-    assert told == ["FULL_STATE_DICT", "save"]
+    assert calls == ["FULL_STATE_DICT", "save"]
     launch = yaml.safe_load((PACKAGE / "presets/launch/fsdp.yaml").read_text(encoding="utf-8"))
     assert launch["fsdp_config"]["fsdp_state_dict_type"] == "SHARDED_STATE_DICT"

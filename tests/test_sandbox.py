@@ -1,6 +1,6 @@
 """The code sandbox: right programs pass, and hostile ones neither pass nor leave anything behind.
 
-Attacks are bounded, so that a broken sandbox fails a test and not the machine. Each returns True if it
+Attacks are bounded, so that a broken sandbox only fails a test. Each returns True if it
 succeeded, which is the answer that its test expects.
 """
 
@@ -35,7 +35,7 @@ from marsbench.evaluation.sandbox import Program, Reason, Recording, record_outp
 PASSED = "passed"
 RIGHT = Program("def add(a, b):\n    return a + b", "add", [[1, 2], [3, 4]], [3, 7])
 
-# Programs whose function `attack` returns True where it has succeeded: as a whole, or the body of that function.
+# Programs with a function `attack`, or bodies of that function; it returns True where the attack has succeeded.
 TIME_WASTERS = {
     "endless loop": "while True:\n    pass",
     "endless loop that swallows exceptions": """
@@ -201,8 +201,8 @@ ESCAPES = {
 }
 
 
-def whole(code: str) -> str:
-    """A program of its own, or one around the body of its function."""
+def program_of(code: str) -> str:
+    """The code of an attack: as it is, or as the body of its function."""
     code = textwrap.dedent(code)
     if re.search("^def ", code, re.M):
         return code
@@ -218,7 +218,7 @@ HOSTILE = {**TIME_WASTERS, **CRASHES, **FORGERIES, **ESCAPES}
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     """What a run of all hostile programs, with a right one after each, did to its surroundings.
 
-    They are a folder that every user may enter and change, as permissions must not stand in for the sandbox.
+    The surroundings are a folder that every user may change, so that permissions do not do the sandbox's work.
     """
     tmp_path_factory.getbasetemp()  # made now, else it would lie in that folder and go with it
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as world:
@@ -230,7 +230,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespac
             path.chmod(0o777)
         with socket.create_server(("127.0.0.1", 0)) as server:
             places = f"VICTIM, FOLDER, PORT = {str(victim)!r}, {str(victim.parent)!r}, {server.getsockname()[1]}\n"
-            attacks = [Program(places + whole(code), "attack", [[]], [True]) for code in HOSTILE.values()]
+            attacks = [Program(places + program_of(code), "attack", [[]], [True]) for code in HOSTILE.values()]
             start = time.monotonic()
             both = [program for attack in attacks for program in (attack, RIGHT)]
             verdicts = run_programs(both, time_limit_s=0.7, memory_limit_mb=512)
@@ -256,7 +256,7 @@ def _processes_at_home_in(folder: Path) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_program_is_held(outcome: SimpleNamespace, name: str) -> None:
-    """Guards against attacks that get through, forged verdicts, slow taken for wrong, and workers lost to the next."""
+    """Guards against attacks that get through, forged verdicts, slow programs called wrong, and broken workers."""
     verdict, neighbour = outcome.verdicts[name]
     assert verdict != PASSED == neighbour
     assert (verdict == "timeout") or name not in TIME_WASTERS
@@ -298,7 +298,7 @@ VALUES: dict[str, Any] = {  # what a right program may return -> what it equals
 }  # fmt: skip
 
 
-DEEDS = [  # that reach nothing
+DEEDS = [  # harmless calls
     "traceback.print_exc()", "traceback.format_exc()", "traceback.format_exception(error)", "logging.exception('so')",
     "traceback.extract_tb(error.__traceback__)", "traceback.print_stack()", "types.FunctionType(f.__code__, {})",
     "marshal.dumps([1])", "glob.glob('*')", "[*os.walk('.')]", "[*pathlib.Path('.').rglob('*')]", "inspect.stack()",
@@ -344,8 +344,8 @@ def f():
 """
 SECRETS = "import os, sys\ndef f():\n    return 'HF_TOKEN' in os.environ or 'torch' in sys.modules"
 ROOT = "def find_zero(coefficients):\n    return {}"
-# What is told of a program: its code, what is expected of it, its tolerance, and the verdict.
-TOLD: dict[str, tuple[Program, Reason]] = {
+# A program with its inputs, expected outputs and tolerance, and the verdict on it.
+CASES: dict[str, tuple[Program, Reason]] = {
     **{
         f"a right value: {code}": (
             Program(
@@ -366,21 +366,21 @@ TOLD: dict[str, tuple[Program, Reason]] = {
     },
     **{
         f"one wrong value, {wrong}": (
-            Program(f"def f(n):\n    return n != {wrong}", "f", [[n] for n in range(5)], [True] * 5), told
+            Program(f"def f(n):\n    return n != {wrong}", "f", [[n] for n in range(5)], [True] * 5), verdict
         )
-        for wrong, told in ((0, "failed"), (2, "failed"), (4, "failed"), (9, PASSED))
+        for wrong, verdict in ((0, "failed"), (2, "failed"), (4, "failed"), (9, PASSED))
     },
     **{
-        f"within {atol}": (Program("def f():\n    return 1.001", "f", [[]], [1.0], atol), told)
-        for atol, told in ((0.01, PASSED), (0.0001, "failed"))
+        f"within {atol}": (Program("def f():\n    return 1.001", "f", [[]], [1.0], atol), verdict)
+        for atol, verdict in ((0.01, PASSED), (0.0001, "failed"))
     },
-    **{  # which evalplus 0.3.1 fails, whatever they say
+    **{  # evalplus 0.3.1 fails all of these
         f"{root} as a root of x^2 - 1": (
-            Program(ROOT.format(root), "find_zero", [[[-1, 0, 1]]], [1.0], 1e-4), told
+            Program(ROOT.format(root), "find_zero", [[[-1, 0, 1]]], [1.0], 1e-4), verdict
         )
-        for root, told in ((1.0, PASSED), (-1.0, PASSED), (0.5, "failed"))
+        for root, verdict in ((1.0, PASSED), (-1.0, PASSED), (0.5, "failed"))
     },
-    "what attacks are made of": (Program(whole("pass"), "attack", [[]], [True]), PASSED),
+    "what attacks are made of": (Program(program_of("pass"), "attack", [[]], [True]), PASSED),
     "neither secrets nor torch": (Program(SECRETS, "f", [[]], [False]), PASSED),
     "usual libraries": (Program(LIBRARIES, "f", [[]], [20]), PASSED),
     "limits of resources": (Program(LIMITS, "f", [[]], [([3, 0, 64, 0], True)]), PASSED),
@@ -390,17 +390,17 @@ TOLD: dict[str, tuple[Program, Reason]] = {
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, Reason]:
     with patch.dict(os.environ, HF_TOKEN="secret"):
-        return dict(zip(TOLD, run_programs([program for program, _ in TOLD.values()]), strict=True))
+        return dict(zip(CASES, run_programs([program for program, _ in CASES.values()]), strict=True))
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", CASES)
 def test_a_program_is_told_right_from_wrong(verdicts: dict[str, Reason], name: str) -> None:
-    """Guards against values lost on their way, right programs locked out, wrong ones let in, limits, secrets seen."""
-    assert verdicts[name] == TOLD[name][1]
+    """Guards against lost values, right programs refused, wrong ones passed, missing limits and visible secrets."""
+    assert verdicts[name] == CASES[name][1]
 
 
 def test_outputs_and_times_are_recorded() -> None:
-    """Guards against outputs lost, exchanged, cut (HumanEval/15's has 130 MB) or half, and times of other things."""
+    """Guards against outputs lost, exchanged or cut (HumanEval/15's has 130 MB), and times of other things."""
     code = (
         "import collections, time\ndef f(x, s):\n    time.sleep(s)\n    return [x, x], collections.Counter('aab'), 0.5"
     )
@@ -425,7 +425,7 @@ def test_limit_of_one_input_ends_a_program() -> None:
 
 
 def test_faults_are_no_programs_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against programs that pass unasked, inputs without a limit, faults of ours scored, and an endless wait."""
+    """Guards against programs that pass without inputs, missing limits, our own faults scored, and an endless wait."""
     assert run_programs([]) == []
     with pytest.raises(ValueError, match="0 inputs"):
         Program("", "f", [], [])
@@ -467,7 +467,7 @@ def read_docs(data_dir: Path) -> list[dict[str, Any]]:
 
 
 def corrupt(solution: str, entry_point: str) -> str:
-    """The same solution with each answer in a list."""
+    """The solution with each of its answers in a list."""
     return f"{solution}\n\nright = {entry_point}\ndef {entry_point}(*args):\n    return [right(*args)]\n"
 
 
@@ -477,8 +477,7 @@ def test_reference_solutions_pass_and_corrupted_ones_fail(data_dir: Path) -> Non
     solutions = [record["canonical_solution"] for record in records]
     wrong = [corrupt(solution, doc["entry_point"]) for solution, doc in zip(solutions, docs, strict=True)]
     assert len(docs) == (4 if data_dir == FIXTURE else 164)
-    found = run_completions(zip(solutions, wrong, strict=True), docs, data_dir)
-    assert found == [["passed", "failed"]] * len(docs)
+    assert run_completions(zip(solutions, wrong, strict=True), docs, data_dir) == [["passed", "failed"]] * len(docs)
 
 
 FIB, TRUNCATE = "HumanEval/55", "HumanEval/2"
@@ -505,7 +504,7 @@ def test_completions_by_hand() -> None:
     program = "def fib(n):\n    return 1 if n < 3 else fib(n - 1) + fib(n - 2)"
     with patch.object(humaneval, "record_outputs", wraps=humaneval.record_outputs) as recorded:
         assert score_programs([(FIB, program)] * 2, PROBLEMS) == ["passed base only"] * 2
-    assert len(recorded.call_args[0][0]) == 1, "a reference runs once, however many programs there are"
+    assert len(recorded.call_args[0][0]) == 1, "a reference runs once, for any number of programs"
     for word, base, plus in (("passed", 1.0, 1.0), ("passed base only", 1.0, 0.0), ("failed", 0.0, 0.0)):
         assert pass_at_1({}, [word]).items() >= {"pass@1": base, "pass@1_plus": plus}.items()
     code = "import time\ndef wait(*seconds):\n    time.sleep(seconds[{index}])"
@@ -550,7 +549,7 @@ def test_what_cannot_be_scored_is_the_users_to_mend(tmp_path: Path) -> None:
 
 
 def test_without_a_folder_evalplus_finds_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Guards against a loader that knows local folders only, and a traceback on a machine without a network."""
+    """Guards against a loader that knows local folders only, and a traceback where there is no network."""
     monkeypatch.setattr(wget, "download", Mock(side_effect=URLError("no network")))
     monkeypatch.setattr(evalplus.data.utils, "CACHE_DIR", str(tmp_path))
     with pytest.raises(UserError, match=r"cannot be downloaded(.|\n)*no network"):

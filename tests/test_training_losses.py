@@ -93,7 +93,7 @@ def block_numbers(response: list[bool], block_size: int, blocks_from: BlocksFrom
 
 
 def whole_visibility(block: list[int]) -> Tensor:
-    """Who may attend to whom with both streams whole, clean first, cell by cell: bool [2L, 2L]."""
+    """Which position attends to which, cell by cell, for two full streams, clean first: bool [2L, 2L]."""
     length = len(block)
 
     def sees(query: int, key: int) -> bool:
@@ -106,15 +106,15 @@ def whole_visibility(block: list[int]) -> Tensor:
 
 
 def defined_loss(model: PreTrainedModel, ids: Tensor, labels: Tensor, stage: Stage, block_size: int) -> Tensor:
-    """The MARS loss of one sequence [L] by its definition: both streams whole, label by label."""
+    """The MARS loss of one sequence [L] by its definition: two full streams, label by label."""
     length, response = len(ids), labels != -100
     block = block_numbers(response.tolist(), block_size, stage.variant.blocks_from)
-    said = model(
+    output = model(
         input_ids=torch.cat([ids, ids.masked_fill(response, MASK)]).unsqueeze(0),
         position_ids=torch.arange(length).repeat(2).unsqueeze(0),
         attention_mask=torch.zeros(1, 1, 2 * length, 2 * length).masked_fill(~whole_visibility(block), -torch.inf),
     )
-    log_probability = said.logits[0].log_softmax(-1)
+    log_probability = output.logits[0].log_softmax(-1)
     terms = []
     for at in range(1, length):
         if response[at]:
@@ -180,7 +180,7 @@ def test_the_papers_alignment_is_what_decoding_asks(golden_models: Models) -> No
 def test_logits_in_chunks_teach_the_same(
     autocast: bool, golden: dict[str, Any], golden_models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against labels beside the wrong chunk, gradients that a chunk loses, and logits that fill the memory."""
+    """Guards against labels of another chunk, gradients that a chunk loses, and logits that fill the memory."""
     recorded, model = golden["losses"][3], golden_models["mars"]
     ids, labels = (torch.tensor(recorded[name]) for name in ("input_ids", "labels"))
     vocabulary, hidden = model.config.vocab_size, model.config.hidden_size
@@ -205,9 +205,9 @@ def test_logits_in_chunks_teach_the_same(
 
     at_once, gradients, most = learned()
     monkeypatch.setattr(objectives, "MOST_LOGITS", 7 * vocabulary)
-    in_chunks, found, least = learned()
+    in_chunks, chunked, least = learned()
     assert in_chunks == pytest.approx(at_once, rel=1e-5)
-    torch.testing.assert_close(found, gradients, atol=2e-2 if autocast else 1e-6, rtol=1e-3)
+    torch.testing.assert_close(chunked, gradients, atol=2e-2 if autocast else 1e-6, rtol=1e-3)
     assert most > 20 * vocabulary and least <= 7 * vocabulary
 
 
@@ -240,7 +240,7 @@ def test_block_diffusion_loss_equals_the_whole_layout(shifted: bool, golden_mode
 
 
 def test_medusa_loss_by_hand(golden_models: Models) -> None:
-    """Guards against a head taught the wrong token, prompts in the loss, a backbone that learns, and noise."""
+    """Guards against a head taught the wrong token, prompts in the loss, a trained backbone, and noisy fresh heads."""
     backbone = golden_models["ar"]
     torch.manual_seed(0)
     heads = MedusaHeads(backbone.config.hidden_size)
