@@ -1,4 +1,4 @@
-"""What a step of the loop costs, this code against another checkout of the project, in turn.
+"""The cost of a step of the loop: this code against another checkout of the project, in turn.
 
 `python tests/bench_steps.py DIR` races the code of another checkout, DIR. It counts the processor's time on one thread,
 so that other processes matter little, and takes about ten minutes.
@@ -25,7 +25,7 @@ CASES = [("ar", 1), ("ar", 16), ("mars", 1), ("mars", 16), ("mars-verified", 4),
 
 
 def _times(shape: str, kind: str) -> dict[str, float]:
-    """Milliseconds of a step by case, with whatever package is found; run in a process of its own."""
+    """Milliseconds of a step by case, with the package on the path; run in a process of its own."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -41,7 +41,7 @@ def _times(shape: str, kind: str) -> dict[str, float]:
     model = LlamaForCausalLM(
         LlamaConfig(**sizes, num_attention_heads=heads, num_key_value_heads=kv, max_position_embeddings=2048)
     ).eval()
-    found: dict[str, float] = {}
+    times: dict[str, float] = {}
     for name, rows in CASES:
         method: Any = build_method(name, Options(mask_id=3))
         make = Batch if kind == "eager" else Graphs().batch
@@ -56,8 +56,8 @@ def _times(shape: str, kind: str) -> dict[str, float]:
             for _ in range(steps):
                 batch.step()
             spent += [(time.process_time() - began) / steps * 1e3] if lap else []
-        found[f"{name} x {rows}"] = min(spent)
-    return found
+        times[f"{name} x {rows}"] = min(spent)
+    return times
 
 
 def race(other: Path, shape: str, kind: str) -> None:
@@ -78,7 +78,7 @@ def race(other: Path, shape: str, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:  # one of the two, as `race` starts it
+    if len(sys.argv) == 3:  # one of the two processes that `race` starts
         print(json.dumps(_times(*sys.argv[1:])))
     elif len(sys.argv) != 2 or not Path(sys.argv[1], "marsbench").is_dir():
         sys.exit(__doc__)

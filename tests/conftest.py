@@ -18,22 +18,22 @@ from rich.console import Console
 from marsbench.presets import preset
 from marsbench.progress import quieten_libraries
 
-if TYPE_CHECKING:  # pytest's first process, which starts those that test, need not wait for either
+if TYPE_CHECKING:  # pytest's first process only starts the others, and does not wait for this
     from transformers import PreTrainedModel
 
 GOLDEN = Path(__file__).parent / "golden"
 
-# Several test processes, and none spinning in another's way, nor what it starts.
+# Several test processes run side by side: each of them, and what it starts, uses one thread.
 os.environ["OMP_NUM_THREADS"] = "1"
 quieten_libraries()
 
-# The same generated cases in every run, so that a test that fails is about what has changed.
+# Every run generates the same cases, so that a test that fails is about what has changed.
 settings.register_profile("repeated", derandomize=True)
 settings.load_profile("repeated")
 
 
-# Modules that would end last. Beside the first, which trains and reproduces a table for others too, stand three that
-# need nothing of that.
+# Modules that would end last. The first trains and reproduces a table for others too; the three after it need
+# nothing of that.
 LONGEST = (
     "test_reproduce", "test_decoding", "test_native", "test_cluster", "test_serving", "test_whole_paper", "test_sweep",
     "test_own_pages", "test_scales", "test_work", "test_training", "test_adapt", "test_reference", "test_static",
@@ -42,12 +42,12 @@ LONGEST = (
 
 
 def turn_of(item: pytest.Item) -> int:
-    """The place of a test's module among the longest, or behind them."""
+    """The place of a test's module among the longest, or after them."""
     return next((turn for turn, name in enumerate(LONGEST) if item.path.stem.startswith(name)), len(LONGEST))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest modules begin, so that no process is left with one alone; what needs a GPU is skipped without one."""
+    """Run the longest modules first, so that none is left at the end; skip what needs a GPU where there is none."""
     import torch
 
     items.sort(key=turn_of)
@@ -58,14 +58,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported stays: nothing that collects garbage need look through it time and again."""
+    """Keep all imported objects out of later garbage collections, which take time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def brief() -> Iterator[None]:
-    """What no test asks is not measured for long: the speed of memory, of a step of training; nor is it drawn twice."""
+    """Shorten measurements that no test is about, of memory and of training steps, and draw each figure only once."""
     from marsbench.racing import step_time
     from marsbench.rendering import figures
     from marsbench.running import training_cost
@@ -138,7 +138,7 @@ def output(micro_checkpoints: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def brief_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainings of this process take a tenth of their steps: for tests that do not ask what they come to."""
+    """Trainings of this process take a tenth of their steps, for tests that do not check their results."""
     from marsbench.training import trainer
 
     train = trainer.train
@@ -161,7 +161,7 @@ def browser() -> Iterator[Any]:
     """A headless Chromium."""
     chromium, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
     if not (chromium and driver):
-        pytest.skip("there is no chromium with a chromedriver on this machine")
+        pytest.skip("there is no chromium with a chromedriver here")
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
@@ -170,7 +170,7 @@ def browser() -> Iterator[Any]:
     for option in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu", "window-size=1200,900"):
         options.add_argument(f"--{option}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    found = webdriver.Chrome(options=options, service=Service(driver))
-    found.set_page_load_timeout(120)
-    yield found
-    found.quit()
+    chrome = webdriver.Chrome(options=options, service=Service(driver))
+    chrome.set_page_load_timeout(120)
+    yield chrome
+    chrome.quit()

@@ -1,4 +1,4 @@
-"""What tests of pages share: the pages, rows that nobody measured, and a page's text taken apart."""
+"""What tests of pages share: the pages, made-up rows, and a page's text split into parts."""
 
 import importlib.util
 from collections.abc import Iterator, Sequence
@@ -69,7 +69,7 @@ def sweep_row(contender: str, method: str, batch_size: int, seconds: Sequence[fl
 
 
 def section(page: str, title: str) -> str:
-    """What stands below a heading, up to the next."""
+    """The text below a heading, up to the next."""
     return next(part for part in page.split("\n## ") if part.startswith(title)).partition("\n\n</details>")[0]
 
 
@@ -80,7 +80,7 @@ def lines_of(text: str) -> list[list[str]]:
 
 @cache
 def nox_sessions() -> frozenset[str]:
-    """The names of all nox sessions, those that the noxfile makes in a loop among them; nox registers each once."""
+    """The names of all nox sessions, those from the noxfile's loops among them; nox registers each once."""
     spec = importlib.util.spec_from_file_location("noxfile", Path(__file__).parent.parent / "noxfile.py")
     assert spec is not None and spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
@@ -118,7 +118,7 @@ def measured(run: Run, plan: TablePlan) -> list[Row]:
 
 def measured_of(study: Study, run: Run) -> list[Row]:
     """The rows of a page, measured in this process."""
-    made = carry_out([study], run, Here(run.workspace.logs, run.reporter))[study.key]
-    if isinstance(made, UserError):
-        raise made
-    return made
+    result = carry_out([study], run, Here(run.workspace.logs, run.reporter))[study.key]
+    if isinstance(result, UserError):
+        raise result
+    return result

@@ -11,7 +11,7 @@ HIDDEN, LAYERS, HEADS, KEY_HEADS, INNER = 64, 2, 2, 1, 96
 
 
 def write_gguf(file: Path) -> Path:
-    """Write it: matrices in Q4_1, embeddings in Q8_0, tied, EOS and padding the same token, as the real one has."""
+    """Write it: matrices in Q4_1, embeddings in Q8_0, tied, EOS and padding the same token, as in the real one."""
     import gguf
 
     random = np.random.default_rng(0)
@@ -52,19 +52,19 @@ def write_gguf(file: Path) -> Path:
 
 def _vocabulary(w: Any) -> int:
     """Write the tokenizer; returns how many tokens it has."""
-    said = json.loads((DATA / "vocabulary.json").read_text(encoding="utf-8"))
-    merged = ["".join(merge.split(" ")) for merge in said["merges"]]
-    tokens = [*said["control"], *said["bytes"], *merged]
+    vocabulary = json.loads((DATA / "vocabulary.json").read_text(encoding="utf-8"))
+    merged = ["".join(merge.split(" ")) for merge in vocabulary["merges"]]
+    tokens = [*vocabulary["control"], *vocabulary["bytes"], *merged]
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("smollm")
     w.add_token_list(tokens)
-    w.add_token_types([3] * len(said["control"]) + [1] * (len(tokens) - len(said["control"])))
-    w.add_token_merges(said["merges"])
+    w.add_token_types([3] * len(vocabulary["control"]) + [1] * (len(tokens) - len(vocabulary["control"])))
+    w.add_token_merges(vocabulary["merges"])
     w.add_bos_token_id(1)
     w.add_eos_token_id(2)
     w.add_unk_token_id(0)
     w.add_pad_token_id(2)
     w.add_add_bos_token(False)
     w.add_add_space_prefix(False)
-    w.add_chat_template(said["chat_template"])
+    w.add_chat_template(vocabulary["chat_template"])
     return len(tokens)

@@ -83,7 +83,7 @@ REFUSED: dict[str, tuple[Callable[[], hf.PreTrainedModel], str]] = {
 
 
 def prompts() -> list[list[int]]:
-    """Shorter than the sliding window, and several times as long."""
+    """Prompts shorter than the sliding window, and several times as long."""
     torch.manual_seed(5)
     return [torch.randint(4, 64, (length,)).tolist() for length in (3, 9, 27, 14)]
 
@@ -97,7 +97,7 @@ def run(model: hf.PreTrainedModel, method: str, **options: Any) -> list[Generati
 
 @torch.inference_mode()
 def own_greedy(model: hf.PreTrainedModel, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
-    """What the model's whole forward passes say, without any cache: tokens, and logits [NEW, V] they come from."""
+    """Greedy tokens by the model's own full forward passes, without a cache, and their logits [NEW, V]."""
     ids, rows = list(prompt), []
     for _ in range(NEW):
         rows.append(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1])
@@ -122,17 +122,17 @@ def test_architectures_run_as_their_own_forward_does(name: str, monkeypatch: pyt
         patch.setattr(step, "forward", listening)
         ar = run(model, "ar")
     theirs = [own_greedy(model, prompt) for prompt in prompts()]
-    assert [one.tokens for one in ar] == [tokens for tokens, _ in theirs]
+    assert [answer.tokens for answer in ar] == [tokens for tokens, _ in theirs]
     by_length = sorted(range(4), key=lambda row: len(prompts()[row]))  # in the order in which they joined
     ours = torch.stack(heard, 1)  # [N, NEW, V]
     for row, request in enumerate(by_length):
         torch.testing.assert_close(ours[row], theirs[request][1], rtol=1e-3, atol=1e-4)
     for method in ("mars", "mars-verified", "jacobi"):
-        assert [one.tokens for one in run(model, method)] == [one.tokens for one in ar], method
+        assert [answer.tokens for answer in run(model, method)] == [answer.tokens for answer in ar], method
 
 
 def test_llamas_of_any_rope_run_lean_within_its_factors() -> None:
-    """Guards against tests that take the lean path no more, and factors that change within an answer."""
+    """Guards against tests that no longer take the lean path, and factors that change within an answer."""
     assert isinstance(decoder_of(KNOWN["llama3"]().eval()), LeanDecoder)
     assert not isinstance(decoder_of(KNOWN["qwen2-sliding"]().eval()), LeanDecoder)
     model, ar = KNOWN["longrope-phi3"]().eval(), build_method("ar", Options())
@@ -142,7 +142,7 @@ def test_llamas_of_any_rope_run_lean_within_its_factors() -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_known_is_refused_by_name(name: str) -> None:
-    """Guards against an architecture that decodes, and decodes wrong."""
+    """Guards against an architecture that is decoded, but wrongly."""
     make, why = REFUSED[name]
     with pytest.raises(UserError, match=why) as raised:
         run(make().eval(), "ar")
@@ -150,7 +150,7 @@ def test_what_is_not_known_is_refused_by_name(name: str) -> None:
 
 
 def test_what_only_the_class_does_is_found_out() -> None:
-    """Guards against a class that changes its logits by itself, and attention that would take no notice of the mask."""
+    """Guards against a class that changes its logits by itself, and attention that ignores the mask."""
 
     class Tempered(hf.Qwen3ForCausalLM):
         def forward(self, *arguments: Any, **named: Any) -> Any:

@@ -28,12 +28,12 @@ KIND = {EOS: END, 1: WORDS, 2: WORDS, 3: DIGITS, 4: MARKS, 5: DIGITS}
     ],
 )
 def test_the_first_change_is_found(tokens: list[int], changed: str, near: str) -> None:
-    """Guards against an EOS that does not count (its number may be 0), a later change that does, and a wrong reach."""
-    one = Generation.of([1, 2, 3, 4, 5, EOS], [*range(6)], 6, "eos")
+    """Guards against an EOS that does not count (its number may be 0), a later change that does, a wrong distance."""
+    single = Generation.of([1, 2, 3, 4, 5, EOS], [*range(6)], 6, "eos")
     several = Generation.of(tokens, [0, 0, 0, 1, 1, 1][: len(tokens)], 2, "length" if tokens[-1] else "eos")
     assert [*map(breaks.kind_of, (" so", "17", " 3", ".", "\n"))] == [WORDS, DIGITS, DIGITS, MARKS, MARKS]
-    drafts, *found = breaks.compared(one, several, KIND.__getitem__)
-    assert found == [changed, near]
+    drafts, *change = breaks.compared(single, several, KIND.__getitem__)
+    assert change == [changed, near]
     assert drafts == Counter(KIND[token] for place, token in enumerate(tokens) if place in (1, 2, 4, 5))
 
 

@@ -1,4 +1,4 @@
-"""README, CONTRIBUTING, docs/ and reports/: what they point to is there, and what they tell to type runs."""
+"""README, CONTRIBUTING, docs/ and reports/: their links lead somewhere, and their commands run."""
 
 import re
 import shlex
@@ -25,7 +25,7 @@ from marsbench.training.stages import stage
 
 README = ROOT / "README.md"
 GUIDES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]  # written by hand
-LOCAL = re.compile(r"/reports/(micro|[^/]+/[^/]*seed\d+)/")  # pages that are not committed, of whatever was run here
+LOCAL = re.compile(r"/reports/(micro|[^/]+/[^/]*seed\d+)/")  # pages that are not committed, of runs in this checkout
 PAGES = [*GUIDES, *(page for page in sorted((ROOT / "reports").rglob("*.md")) if not LOCAL.search(page.as_posix()))]
 BLOCK = re.compile(r"^ *(?P<fence>`{3,}|~{3,}) *(?P<language>[\w-]*)\n(?P<code>.*?)^ *(?P=fence) *$", re.M | re.S)
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\]\([^)]*\))*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
@@ -42,7 +42,7 @@ def parted(page: Path) -> tuple[str, list[tuple[str, str]]]:
 
 
 def test_the_readme_is_short() -> None:
-    """Guards against a long front door, marks that the renderer misses, and a search that finds no commands."""
+    """Guards against a long README, marks that the renderer misses, and a search that finds no commands."""
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120
     assert re.findall(r"^<!-- rendered by marsbench report: (\w+) -->$", text, re.M) == ["begin", "end"]
@@ -58,20 +58,20 @@ def test_contributing_names_what_the_code_has() -> None:
     spans = re.findall(r"`(?!tests/|marsbench/|MARSBENCH_)(?:([a-z_/]+\.py):?)?([\w.]*)(\(\))?`", text)
     named = [(at, part) for at, name, call in spans if at or call or name != name.lower() for part in name.split(".")]
     defined = "(?m)(?:def|class|as|import(?: .*,)?) {0}\\b|^ *{0}\\b.* = ".format
-    found = [bool(re.search(defined(part), code.get(at, ""))) for at, part in named]
-    assert len(found) > 40 and all(found), [name for name, there in zip(named, found, strict=True) if not there]
+    known = [bool(re.search(defined(part), code.get(at, ""))) for at, part in named]
+    assert len(known) > 40 and all(known), [name for name, there in zip(named, known, strict=True) if not there]
 
 
 @cache
 def anchors(page: Path) -> frozenset[str]:
     """The anchors that GitHub gives a page's headings, of which the second with the same words is numbered."""
-    found, seen = [], Counter[str]()
+    names, seen = [], Counter[str]()
     for heading in re.findall(r"^#{1,6} +(.+?)[ #]*$", parted(page)[0], re.MULTILINE):
         words = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         plain = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
-        found.append(f"{plain}-{seen[plain]}" if seen[plain] else plain)
+        names.append(f"{plain}-{seen[plain]}" if seen[plain] else plain)
         seen[plain] += 1
-    return frozenset(found)
+    return frozenset(names)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -98,7 +98,7 @@ def simple_commands(command: str) -> Iterator[list[str]]:
 
 
 def marsbench_words(text: str) -> Iterator[list[str]]:
-    """What is given to marsbench in a command line: behind `marsbench`, `-m marsbench` or `nox -s SESSION --`."""
+    """The arguments of marsbench in a command line: after `marsbench`, `-m marsbench` or `nox -s SESSION --`."""
     for words in simple_commands(text):
         if words[0] == "marsbench":
             yield words[1:]
@@ -111,20 +111,20 @@ def marsbench_words(text: str) -> Iterator[list[str]]:
 
 
 def typed(guide: Path) -> list[list[str]]:
-    """Every marsbench command in the console blocks of a guide, behind a `$ ` and its continuations."""
+    """Every marsbench command in the console blocks of a guide, after a `$ ` and with its continuations."""
     blocks = [re.sub(r"\\\n(> )?", " ", code) for language, code in parted(guide)[1] if language == "console"]
     lines = re.findall(r"^\$ (.*(?:\n> .*)*)", "\n".join(blocks), re.MULTILINE)
     return [words for line in lines for words in marsbench_words(line.replace("\n> ", "\n"))]
 
 
 def complaint(words: list[str]) -> str:
-    """What the command line says against a command, "" if nothing."""
+    """The error message of the command line for a command, "" if there is none."""
     try:
         with PROGRAM.make_context("marsbench", list(words)) as context:
             name, command, rest = PROGRAM.resolve_command(context, list(words))
             with command.make_context(name, rest, parent=context) as own:
                 check_names({**own.params, "command": name})
-    except Exception as error:  # a usage error of whichever click typer brings along, or a `UserError`
+    except Exception as error:  # a usage error of the click that typer brings along, or a `UserError`
         return "" if getattr(error, "exit_code", None) == 0 else repr(error)  # 0: it asks for help
     return ""
 
@@ -132,21 +132,21 @@ def complaint(words: list[str]) -> str:
 def check_names(values: dict[str, Any]) -> None:
     """Raise if a command's values name a scale, stage, method, benchmark or page that does not exist."""
 
-    def given(name: str) -> list[str]:
+    def names(name: str) -> list[str]:
         value = values.get(name) or []
         return value.split(",") if isinstance(value, str) else list(value)
 
-    list(map(preset, given("scale")))
-    list(map(stage, given("stage")))
-    benchmarks([*given("benchmark"), *given("benchmarks")])
-    pages = {page for page in given("what") if values["command"] == "reproduce"}
-    assert not [*(pages - {"all", *[item.key for item in items()]}), *(set(given("method")) - METHODS.keys())]
+    list(map(preset, names("scale")))
+    list(map(stage, names("stage")))
+    benchmarks([*names("benchmark"), *names("benchmarks")])
+    pages = {page for page in names("what") if values["command"] == "reproduce"}
+    assert not [*(pages - {"all", *[item.key for item in items()]}), *(set(names("method")) - METHODS.keys())]
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_guide_tells_to_type_is_there(guide: Path) -> None:
     """Guards against commands, options and values that are refused, files and sessions that moved, broken code."""
-    assert not {" ".join(words): said for words in typed(guide) if (said := complaint(words))}
+    assert not {" ".join(words): message for words in typed(guide) if (message := complaint(words))}
     spans = re.findall(r"(?<!`)`((?:marsbench|nox -s|accelerate launch) [^`\n]+)`(?!`)", parted(guide)[0])
     for words in (words for span in spans for words in marsbench_words(span)):
         if words and not words[0].startswith("-"):

@@ -1,4 +1,4 @@
-"""A draft head tells masks of the guesses before them, and changes no token of the model's own."""
+"""A draft head shows masks the guesses before them, and changes no token of the model's own."""
 
 from dataclasses import replace
 from functools import partial
@@ -121,7 +121,7 @@ def test_a_row_alone_reads_no_masks_in_vain(model: PreTrainedModel, monkeypatch:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_reads_one_packed_tensor(kind: str) -> None:
-    """Guards against a chain that asks the device what was guessed."""
+    """Guards against a chain of guesses that reads each of them from the device."""
     method = build_method("mars-verified", Options(mask_id=MASK))
     batch = in_flight(with_noise(llama(0), kind), method)
     for reads in reads_of(batch, 4):
@@ -180,7 +180,7 @@ def test_thresholded_decoding_heeds_the_head(by_modules: bool, kind: str, model:
         assert generation.tokens == [token for step in steps for token in step][:NEW]
         assert generation.accepted[:-1] == [len(step) for step in steps][:-1]
         several |= any(len(step) > 2 for step in steps)
-    assert several, "some forward goes on behind a guess"
+    assert several, "some forward goes on after a guess"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,8 +1,8 @@
-"""The golden cell: what today's code asks, answers, scores and trains, held to what was recorded.
+"""The golden cell: today's prompts, answers, scores and losses, held to recorded ones.
 
-Whoever means to change one of these numbers adds a line to the HISTORY of its kind in `marsbench/keys.py`; only then
-does `python tests/test_golden_cell.py CHECKPOINTS` record them anew, with a folder of `marsbench train`'s at scale
-micro. It takes the questions whose closest decisions are clearest, so that other processors settle on the same tokens.
+To change one of these numbers, add a line to the HISTORY of its kind in `marsbench/keys.py`; only then does
+`python tests/test_golden_cell.py CHECKPOINTS` record them again, with a folder of `marsbench train`'s at scale micro.
+It takes the questions whose closest decisions are clearest, so that other processors settle on the same tokens.
 """
 
 import json
@@ -41,14 +41,14 @@ def base() -> Loaded:
 def answers(exam: Exam, method: str = "ar", kind: type[Answering] = Answering) -> dict[str, Any]:
     """The shipped base's answers to an exam: their tokens, hashed, how many, the forwards, and the first score."""
     with TemporaryDirectory() as folder:
-        asked = kind(base(), fit(method, base())), LIMIT, lambda done, total: None
-        scored = answer(exam, AnswerLog(Path(folder) / "log.jsonl"), *asked)
-    told = {name: [getattr(said, name) for said in scored.answers] for name in ("digest", "emitted", "forwards")}
-    return {**told, "correct": scored.correct}
+        arguments = kind(base(), fit(method, base())), LIMIT, lambda *_: None
+        scored = answer(exam, AnswerLog(Path(folder) / "log.jsonl"), *arguments)
+    fields = {name: [getattr(logged, name) for logged in scored.answers] for name in ("digest", "emitted", "forwards")}
+    return {**fields, "correct": scored.correct}
 
 
-def asked(name: str, level: str) -> str:
-    """A hash of a level's first questions to train on and to pretrain on, and of a benchmark's to be tested on."""
+def questions_hash(name: str, level: str) -> str:
+    """A hash of a level's first training and pretraining texts, and of a benchmark's first test questions."""
     questions = prepare(benchmark(name)).tasks[name].eval_docs[:100]
     shown = [islice(conversations(0, difficulty(level)), 100), islice(corpus(0, difficulty(level)), 100)]
     return content_hash([*map(str, questions), *(str(text) for texts in shown for text in texts)])
@@ -61,7 +61,7 @@ def cell() -> dict[str, Any]:
 
 
 def test_the_cell_is_of_todays_versions(cell: dict[str, Any]) -> None:
-    """Guards against a new line of history for numbers that are as they were, and so are measured again in vain."""
+    """Guards against a new line of history for unchanged numbers, which would be measured again for nothing."""
     assert cell["versions"] == versions(*get_args(Work))
 
 
@@ -76,7 +76,7 @@ def test_answers_and_scores_are_those_recorded(name: str, cell: dict[str, Any]) 
 @pytest.mark.parametrize("name", [*BENCHMARKS, *preset("micro").benchmarks])
 def test_the_world_asks_what_it_asked(name: str, cell: dict[str, Any]) -> None:
     """Guards against other questions under the same name."""
-    assert asked(name, "hard" if name in BENCHMARKS else "usual") == cell["world"][name]
+    assert questions_hash(name, "hard" if name in BENCHMARKS else "usual") == cell["world"][name]
 
 
 @pytest.mark.parametrize("stage", ["base", "ar_sft", "mars", "medusa"])
@@ -93,16 +93,16 @@ def losses(stage: str, folder: Path) -> list[float]:
 
 
 class Watched(Answering):
-    """Answers, and notes of each how close its closest decision was."""
+    """Notes for each answer how close its closest decision was."""
 
     margins: ClassVar[list[float]] = []
 
     @torch.inference_mode()
-    def decode(self, requests: Any, **told: Any) -> list[Generation]:
-        generations = super().decode(requests, **told)
-        for request, said in zip(requests, generations, strict=True):
-            whole = torch.tensor([[*request.prompt_ids, *said.tokens]])
-            best = self.loaded.model(input_ids=whole).logits[0, len(request.prompt_ids) - 1 :].topk(2).values
+    def decode(self, requests: Any, **settings: Any) -> list[Generation]:
+        generations = super().decode(requests, **settings)
+        for request, generation in zip(requests, generations, strict=True):
+            ids = torch.tensor([[*request.prompt_ids, *generation.tokens]])
+            best = self.loaded.model(input_ids=ids).logits[0, len(request.prompt_ids) - 1 :].topk(2).values
             self.margins.append(float((best[:, 0] - best[:, 1]).min()))
         return generations
 
@@ -118,7 +118,7 @@ def record(micro: Path) -> dict[str, Any]:
         exam = exam.only(number for _, number in clear)
         recorded[name] = {"numbers": exam.asked(), **{by: answers(exam, by) for by in ("ar", "prompt-lookup")}}
     levels = {**dict.fromkeys(BENCHMARKS, "hard"), **dict.fromkeys(preset("micro").benchmarks, "usual")}
-    recorded["world"] = {name: asked(name, level) for name, level in levels.items()}
+    recorded["world"] = {name: questions_hash(name, level) for name, level in levels.items()}
     recorded["training"] = {stage: losses(stage, micro) for stage in ("base", "ar_sft", "mars", "medusa")}
     return recorded
 

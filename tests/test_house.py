@@ -1,4 +1,4 @@
-"""The house of the package: which room may know which, how long a function may be, and what a room says of itself."""
+"""The structure of the package: which room may import which, how long a function may be, what a room says of itself."""
 
 import ast
 from collections import Counter
@@ -10,8 +10,8 @@ import pytest
 
 from marsbench.files import PACKAGE
 
-# The rooms of the package, and the modules beside them, from the ground floor up. What stands on one floor knows those
-# of all lower floors, and neither its neighbours nor anything above. `__init__` is what `import marsbench` gives.
+# The rooms of the package, and the modules beside them, from the lowest floor up. A room imports those of lower floors
+# only, and neither its neighbours nor anything above. `__init__` is what `import marsbench` gives.
 FLOORS = (
     ("errors", "reference"), ("files", "hub", "json_lines", "keys", "locks", "progress", "provenance"),
     ("presets", "paper", "world", "statistics", "executors", "fetching"), ("forward",), ("training",),
@@ -51,11 +51,11 @@ def imported(tree: ast.Module, modules: Trees) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"import {ast.unparse(node)} by the module's whole name"
             for name in node.names:
-                yield from [one for one in (f"{node.module}.{name.name}", str(node.module)) if one in modules][:1]
+                yield from [path for path in (f"{node.module}.{name.name}", str(node.module)) if path in modules][:1]
 
 
 def functions(tree: ast.AST, inside: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """All functions of a module, nested ones too, by their names behind those of what they stand in."""
+    """All functions of a module, nested ones too, each with its dotted name."""
     for node in ast.iter_child_nodes(tree):
         name = f"{inside}.{node.name}" if isinstance(node, NAMED) else inside
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -71,7 +71,7 @@ def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def test_every_room_has_its_floor(trees: Trees) -> None:
-    """Guards against a new room that nobody has placed, and a name that stays behind when its room is gone."""
+    """Guards against a new room without a floor, and a name that stays when its room is gone."""
     placed = Counter(room for floor in FLOORS for room in floor)
     assert placed == Counter({room_of(module) for module in trees})
 
@@ -89,7 +89,7 @@ def test_no_room_knows_one_above_or_beside_it(trees: Trees) -> None:
 
 
 def test_no_room_is_a_crowd() -> None:
-    """Guards against a room of so many files that nobody sees how they hang together."""
+    """Guards against a room of so many files that a reader does not see how they belong together."""
     files = Counter(file.parent for file in PACKAGE.rglob("*.*") if file.suffix in (".py", ".md", ".yaml"))
     assert {folder.name: count for folder, count in files.items() if count > MOST_FILES} == {}
 
@@ -105,14 +105,14 @@ def test_no_modules_import_each_other(trees: Trees) -> None:
 
 
 def test_functions_can_be_seen_at_a_glance(trees: Trees) -> None:
-    """Guards against functions that grow until nobody reads them to their end."""
-    lengths = {name: length(one) for module, tree in trees.items() for name, one in functions(tree, module)}
+    """Guards against functions that are too long to be read to their end."""
+    lengths = {name: length(function) for module, tree in trees.items() for name, function in functions(tree, module)}
     assert lengths, "functions are not found"
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST} == {}
 
 
 def test_every_room_says_what_it_is_for(trees: Trees) -> None:
-    """Guards against a room whose name is all that a reader gets to know, and one that is no package."""
+    """Guards against a room that only its name explains, and one that is no package."""
     rooms = {file.parent for file in PACKAGE.rglob("*.py")}
     assert {folder.name for folder in rooms if not (folder / "__init__.py").exists()} == set()
     modules = [name_of(folder / "__init__.py") for folder in rooms]

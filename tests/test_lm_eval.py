@@ -1,4 +1,4 @@
-"""What `lm_eval --model marsbench` makes of its arguments."""
+"""How `lm_eval --model marsbench` reads its arguments."""
 
 import sys
 from functools import partialmethod
@@ -22,7 +22,7 @@ from marsbench.files import tasks_dir
 from marsbench.training.tokenizer import build_tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"
-BY_DEFAULT = {"batch_size": 1, "max_batch_size": None, "device": None}  # what lm-eval's command line hands on
+BY_DEFAULT = {"batch_size": 1, "max_batch_size": None, "device": None}  # what lm-eval's command line passes on
 
 
 @pytest.fixture(scope="module")
@@ -44,20 +44,20 @@ def command_line(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return words
 
 
-def batch_size(checkpoint: str, given: dict[str, Any], **model_args: Any) -> int:
-    """The rows decoded at once, as the results will say."""
-    model = MarsbenchLM.create_from_arg_obj({"pretrained": checkpoint, "method": "ar", **model_args}, given)
+def batch_size(checkpoint: str, settings: dict[str, Any], **model_args: Any) -> int:
+    """The rows decoded at once, as the results report them."""
+    model = MarsbenchLM.create_from_arg_obj({"pretrained": checkpoint, "method": "ar", **model_args}, settings)
     return model.batch_sizes["rows"]
 
 
 def test_rows_are_many_unless_a_user_asks_for_fewer(
     checkpoint: str, command_line: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against lm-eval's default batch size of 1, and a batch size that was asked for and is not taken."""
+    """Guards against lm-eval's default batch size of 1, and a requested batch size that is ignored."""
     for words, rows in (([], 16), (["-b", "1"], 1), (["--batch_size=1"], 1), (["--batch_size", "4"], 4)):
         parsed = HarnessCLI()._parser.parse_args([*command_line[1:], *words])
-        given = getattr(parsed, "batch_size", EvaluatorConfig().batch_size)
-        assert batch_size(checkpoint, BY_DEFAULT | {"batch_size": given}) == rows
+        size = getattr(parsed, "batch_size", EvaluatorConfig().batch_size)
+        assert batch_size(checkpoint, BY_DEFAULT | {"batch_size": size}) == rows
     assert batch_size(checkpoint, BY_DEFAULT, batch_size=8) == 8
     assert batch_size(checkpoint, BY_DEFAULT | {"batch_size": "auto"}) == 16
     monkeypatch.setattr(sys, "argv", ["program.py"])
@@ -66,7 +66,7 @@ def test_rows_are_many_unless_a_user_asks_for_fewer(
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         ({"treshold": 0.9}, "no option 'treshold'(.|\n)*did you mean threshold"),
         ({"zzz": 1}, "no option 'zzz'(.|\n)*choose among .*window"),
@@ -77,12 +77,12 @@ def test_rows_are_many_unless_a_user_asks_for_fewer(
     ],
 )  # fmt: skip
 def test_mistakes_are_named_before_anything_is_loaded(
-    given: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+    arguments: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a misspelt option that does nothing, and a refusal after minutes of loading."""
     monkeypatch.setattr(lm_eval_model, "load_aloud", lambda *_, **__: pytest.fail("it was loaded"))
-    with pytest.raises(UserError, match=said):
-        MarsbenchLM(**({"pretrained": "somewhere"} | given))
+    with pytest.raises(UserError, match=message):
+        MarsbenchLM(**({"pretrained": "somewhere"} | arguments))
 
 
 def test_text_that_says_a_number_is_one(checkpoint: str) -> None:
@@ -93,21 +93,21 @@ def test_text_that_says_a_number_is_one(checkpoint: str) -> None:
 
 
 def test_cut_prompts_are_said(checkpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Guards against questions that are read without their beginning, and nobody knows."""
+    """Guards against prompts that lose their beginning without a warning."""
     settings = {"until": [], "max_gen_toks": 4}
     requests = [
         Instance("generate_until", {}, ("word " * count, settings), 0, metadata=("some_task", count, 1))
         for count in (2, 200)
     ]
     assert len(MarsbenchLM(checkpoint, method="ar").generate_until(requests)) == 2
-    said = capsys.readouterr().err
-    assert said.count("leaves 60 tokens") == 1 and "some_task: 1 of 2 prompts lost" in said
+    errors = capsys.readouterr().err
+    assert errors.count("leaves 60 tokens") == 1 and "some_task: 1 of 2 prompts lost" in errors
 
 
-def asked(model: MarsbenchLM, *, copies: int = 1, **settings: Any) -> list[str]:
-    """The answers to one question that is asked so many times, as lm-eval repeats it."""
-    one = Instance("generate_until", {}, ("word word", {"max_gen_toks": 6} | settings), 0, metadata=("t", 7, copies))
-    return model.generate_until([one] * copies)
+def answers(model: MarsbenchLM, *, copies: int = 1, **settings: Any) -> list[str]:
+    """The answers to copies of a question, as lm-eval repeats it."""
+    prompt = Instance("generate_until", {}, ("word word", {"max_gen_toks": 6} | settings), 0, metadata=("t", 7, copies))
+    return model.generate_until([prompt] * copies)
 
 
 SAMPLED = {"do_sample": True, "temperature": 1.0}
@@ -120,27 +120,27 @@ def ar(checkpoint: str) -> MarsbenchLM:
 
 def test_repeats_are_draws_of_their_own(ar: MarsbenchLM) -> None:
     """Guards against majority votes and pass@k of one answer that is copied."""
-    drawn = asked(ar, copies=4, **SAMPLED)
-    assert len(set(drawn)) == 4 and drawn == asked(ar, copies=4, **SAMPLED)
-    assert drawn[:1] == asked(ar, **SAMPLED) != asked(ar, seed=1, **SAMPLED)
-    assert len(set(asked(ar, copies=4))) == 1
+    drawn = answers(ar, copies=4, **SAMPLED)
+    assert len(set(drawn)) == 4 and drawn == answers(ar, copies=4, **SAMPLED)
+    assert drawn[:1] == answers(ar, **SAMPLED) != answers(ar, seed=1, **SAMPLED)
+    assert len(set(answers(ar, copies=4))) == 1
 
 
 @pytest.mark.parametrize(
     "cut", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 0}, {"do_sample": False}]
 )
 def test_settings_that_leave_one_token_are_greedy(cut: dict[str, Any], ar: MarsbenchLM) -> None:
-    """Guards against cuts of sampling that lm-eval passes on in vain."""
-    greedy, drawn = asked(ar), asked(ar, **SAMPLED)
-    assert asked(ar, **SAMPLED | cut) == greedy != drawn
-    assert asked(ar, temperature=1.0) == asked(ar, do_sample=True) == drawn
-    assert asked(ar, **SAMPLED, top_k=None, num_beams=1, repetition_penalty=1.0) == drawn
+    """Guards against limits of sampling that lm-eval passes on without effect."""
+    greedy, drawn = answers(ar), answers(ar, **SAMPLED)
+    assert answers(ar, **SAMPLED | cut) == greedy != drawn
+    assert answers(ar, temperature=1.0) == answers(ar, do_sample=True) == drawn
+    assert answers(ar, **SAMPLED, top_k=None, num_beams=1, repetition_penalty=1.0) == drawn
 
 
 @pytest.mark.parametrize("name", ["max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"])
 def test_every_name_of_the_limit_is_heard(name: str, ar: MarsbenchLM) -> None:
     """Guards against answers of lm-eval's default length."""
-    assert asked(ar, **{"max_gen_toks": None, name: 2}) == asked(ar, max_gen_toks=2) != asked(ar)
+    assert answers(ar, **{"max_gen_toks": None, name: 2}) == answers(ar, max_gen_toks=2) != answers(ar)
 
 
 NOT_MET = st.sampled_from(
@@ -155,21 +155,21 @@ NO_VALUE = st.sampled_from([2**70, -(2**70), 3.5, "x", [["x"]], {"x": 1}])
 @example({"temperature": float("nan"), "do_sample": None})
 @example({"temperature": True})
 def test_settings_that_cannot_be_met_are_refused(ar: MarsbenchLM, settings: dict[str, Any]) -> None:
-    """Guards against a setting that silently does nothing, and a traceback for a value that is none."""
+    """Guards against a setting that silently does nothing, and a traceback for an invalid value."""
     with pytest.raises(UserError):
-        asked(ar, **SAMPLED | {"max_gen_toks": None} | settings)
+        answers(ar, **SAMPLED | {"max_gen_toks": None} | settings)
 
 
 def test_a_mistake_is_one_message_on_the_command_line(
     command_line: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a page of traceback for a misspelt option, and an exit status that says bug."""
+    """Guards against a page of traceback for a misspelt option, and an exit status that means a bug."""
     own_tasks_alone = partialmethod(TaskManager.__init__, include_defaults=False)  # to find its own takes five seconds
     monkeypatch.setattr(TaskManager, "__init__", own_tasks_alone)
     command_line += ["--include_path", str(tasks_dir()), "--tasks", "mini_gsm8k"]
     command_line += ["--model_args", "pretrained=somewhere,treshold=0.9"]
     with pytest.raises(SystemExit) as ended:
         cli_evaluate()
-    said, mend = capsys.readouterr().err, "did you mean threshold or draft_threshold?"
-    assert ended.value.code == 2 and "Traceback" not in said
-    assert said.endswith(f"no option 'treshold'\n  where: --model_args\n  fix:   {mend}\n")
+    error, mend = capsys.readouterr().err, "did you mean threshold or draft_threshold?"
+    assert ended.value.code == 2 and "Traceback" not in error
+    assert error.endswith(f"no option 'treshold'\n  where: --model_args\n  fix:   {mend}\n")

@@ -262,7 +262,7 @@ def test_passes_are_whole_and_differ() -> None:
 # ---- training from a pretrained base ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(("spare_rows", "grown"), [(5, 0), (0, 1)])
 def test_training_from_a_pretrained_base(spare_rows: int, grown: int, tmp_path: Path) -> None:
-    """Guards against a checkpoint without mask token or end of turn, and embeddings that grow needlessly or not."""
+    """Guards against a checkpoint without mask token or end of turn, and embeddings of the wrong size."""
     base = save_base(tmp_path / "base", spare_rows=spare_rows)
     data = save_chat(tmp_path / "chat.jsonl", *[TALK] * 6)
     folder = Path(train("mars", base, data, tmp_path).stdout.strip())

@@ -46,7 +46,7 @@ def model() -> LlamaForCausalLM:
 
 @pytest.fixture(scope="module")
 def given(model: LlamaForCausalLM) -> dict[str, Any]:
-    """What methods want of a checkpoint: a draft model that is sometimes right, and heads."""
+    """What methods need of a checkpoint: a draft model that is sometimes right, and heads."""
     draft = llama(0)
     with torch.no_grad():
         draft.model.embed_tokens.weight.add_(torch.randn_like(draft.model.embed_tokens.weight), alpha=0.1)
@@ -60,7 +60,7 @@ def method_of(what: str, given: dict[str, Any]) -> Any:
 
 
 class Traffic:
-    """Random requests that join, leave and have their knob turned, the same ones for every kind of batch."""
+    """Random requests that join, leave and change their thresholds, in the same way for every kind of batch."""
 
     def __init__(self, kind: Callable[..., Any], model: PreTrainedModel, method: Any, seed: int, count: int) -> None:
         self.random, self.count, self.thresholds = random.Random(seed), count, METHODS[method.name].takes_threshold
@@ -99,13 +99,13 @@ class Traffic:
 
 @pytest.mark.parametrize("what", SETTINGS)
 def test_fixed_shapes_change_no_token(what: str, model: LlamaForCausalLM, given: dict[str, Any]) -> None:
-    """Guards against fillers that are seen, rows that go on after their end, and seats that are mixed up."""
-    found = []
+    """Guards against fillers that are read, rows that go on after their end, and seats that are mixed up."""
+    runs = []
     for kind in (Batch, partial(Batch, shapes=Steps())):
         traffic = Traffic(kind, model, method_of(what, given), seed=7, count=REQUESTS)
         traffic.run()
-        found.append(traffic)
-    eager, static = found
+        runs.append(traffic)
+    eager, static = runs
     assert len(static.done) == REQUESTS
     assert (static.done, static.told) == (eager.done, eager.told)
     assert static.meter.forwards == eager.meter.forwards and static.meter.positions == eager.meter.positions
@@ -121,13 +121,13 @@ def in_flight(model: PreTrainedModel, method: Method, shapes: Steps | None = Non
 
 
 def tokens_of(batch: Batch) -> dict[int, list[int]]:
-    """What the requests in flight have come to."""
+    """The tokens of the requests in flight."""
     return {seat.index: seat.tokens for seat in batch._place.seats.values()}
 
 
 def verify(graphs: Graphs, model: PreTrainedModel, method: Method) -> None:
-    """The first steps as graphs come to what they come to without."""
-    batch, plain = (in_flight(model, method, one) for one in (graphs, None))
+    """Check that the first steps give the same tokens as graphs and without graphs."""
+    batch, plain = (in_flight(model, method, shapes) for shapes in (graphs, None))
     for _ in range(4):
         batch.step()
         plain.step()
@@ -167,7 +167,7 @@ def test_compiled_steps_follow_the_model(given: dict[str, Any]) -> None:
         model.model.norm.weight.neg_()
     same()
     assert len(graphs) == 1
-    hook = model.model.layers[0].register_forward_hook(lambda module, given, output: -output)
+    hook = model.model.layers[0].register_forward_hook(lambda module, inputs, output: -output)
     same()
     hook.remove()
     same()

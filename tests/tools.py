@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {
     "vocab_size": 24, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.5,
 }  # fmt: skip
-# Of children that are forked off a process which has imported everything: a new Python would take longer than its work.
+# Children are forked from a process that has imported everything: a new Python would take longer than its work.
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(
     ["marsbench.overview.reproduction", "marsbench.studies.speedup", "marsbench.training.trainer"]
@@ -37,22 +37,22 @@ SMALLEST: dict[str, Any] = {
 
 
 def invoke(*words: object, code: int = 0) -> Result:
-    """What comes of a command, which must leave with that status."""
+    """The result of a command, which must end with the exit status `code`."""
     done = CliRunner().invoke(app, [*map(str, words)])
     assert done.exit_code == code, (words, done.output[-2000:], done.exception)
     return done
 
 
 def decode_by_command(folder: Path, prompts: Any, *options: object, method: str = "mars", code: int = 0) -> Result:
-    """Decode prompts (a list, or the file's bytes) with the golden checkpoint; what is written is `out.jsonl`."""
+    """Decode prompts (a list, or the file's bytes) with the golden checkpoint; the output is `out.jsonl`."""
     source = folder / "in.jsonl"
     if isinstance(prompts, bytes):
         source.write_bytes(prompts)
     else:
         source.write_text("".join(json.dumps({"prompt_ids": prompt}) + "\n" for prompt in prompts))
     ids = ["--eos-id", "2", "--pad-id", "0", "--mask-id", "3"]
-    asked = ["--model", GOLDEN / "mars", "--method", method, "--prompt-ids", source, "--max-new-tokens", "96"]
-    return invoke("decode", *asked, "--out", folder / "out.jsonl", *ids, *options, code=code)
+    arguments = ["--model", GOLDEN / "mars", "--method", method, "--prompt-ids", source, "--max-new-tokens", "96"]
+    return invoke("decode", *arguments, "--out", folder / "out.jsonl", *ids, *options, code=code)
 
 
 def _type(words: list[str], log: str, environment: dict[str, str]) -> None:
@@ -76,35 +76,35 @@ def _type(words: list[str], log: str, environment: dict[str, str]) -> None:
 
 
 def forked(*words: object, log: Path | str = os.devnull, **environment: object) -> Any:
-    """A command, ours or lm_eval's, in a process of its own, which has begun; what it says goes into a file."""
-    given = {name: str(value) for name, value in environment.items()}
-    process = FORKED.Process(target=_type, args=([*map(str, words)], str(log), given))
+    """A command, ours or lm_eval's, started in a process of its own; its output goes into a file."""
+    variables = {name: str(value) for name, value in environment.items()}
+    process = FORKED.Process(target=_type, args=([*map(str, words)], str(log), variables))
     process.start()
     return process
 
 
 def in_company(log: Path, processes: int, *words: object) -> list[str]:
-    """What the processes of a command say that `accelerate launch` would start so."""
+    """The output of each process of a command, started as `accelerate launch` does."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1], "WORLD_SIZE": processes}
     logs = [log.with_suffix(f".{rank}") for rank in range(processes)]
     started = [forked(*words, log=file, RANK=rank, LOCAL_RANK=rank, **place) for rank, file in enumerate(logs)]
     ends = [(process.join(), process.exitcode)[1] for process in started]
-    said = [file.read_text() for file in logs]
-    assert not any(ends), said
-    return said
+    outputs = [file.read_text() for file in logs]
+    assert not any(ends), outputs
+    return outputs
 
 
 def qwen2(seed: int | None = 0, **sizes: Any) -> Qwen2ForCausalLM:
-    """A model of random weights; without a seed, of those that come next."""
+    """A model of random weights; without a seed, the next random numbers."""
     if seed is not None:
         torch.manual_seed(seed)
     return Qwen2ForCausalLM(Qwen2Config(**SIZES | sizes)).eval()
 
 
 def llama(seed: int | None = 0, **sizes: Any) -> LlamaForCausalLM:
-    """The same of the other architecture that runs lean."""
+    """A model of the other architecture that runs lean; its weights are random in the same way."""
     if seed is not None:
         torch.manual_seed(seed)
     return LlamaForCausalLM(LlamaConfig(**SIZES | sizes)).eval()
@@ -112,6 +112,6 @@ def llama(seed: int | None = 0, **sizes: Any) -> LlamaForCausalLM:
 
 @contextmanager
 def packing(on: bool) -> Iterator[None]:
-    """Have weights packed, or not, meanwhile."""
+    """Weights are packed, or not, within this context."""
     with patch.dict(os.environ, {VARIABLE: "1" if on else "0"}):
         yield
