@@ -139,8 +139,8 @@ def heeding(head: DraftHead, model: Any, logits: Tensor, state: Tensor, before: 
     assert isinstance(head, Network)
     embedded: Tensor = model.get_input_embeddings()(torch.tensor(before))
     inside = head.of_state @ normed(state) + head.of_token @ normed(embedded)
-    logits: Tensor = model.lm_head(state + head.out @ torch.nn.functional.silu(inside))
-    return logits
+    heeded: Tensor = model.lm_head(state + head.out @ torch.nn.functional.silu(inside))
+    return heeded
 
 
 @torch.no_grad()
