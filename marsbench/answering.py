@@ -20,7 +20,7 @@ from marsbench.errors import UserError
 from marsbench.files import check_can_be_written, write_atomically
 from marsbench.forward.adapter import Adapted
 from marsbench.forward.decoder import decoder_of
-from marsbench.forward.limits import check_ids, check_masks, vocabulary_of
+from marsbench.forward.limits import check_ids, check_mask_id, vocabulary_of
 from marsbench.json_lines import read_lines
 from marsbench.line import Line, renamed
 from marsbench.methods import METHODS, Decoding, Options, build_method, check_installed
@@ -50,15 +50,15 @@ def fit(
     given = {"mask_id": loaded.mask_id, "heads": loaded.heads, "shifted": loaded.shifted, "draft": draft_model}
     method = build_method(name, Options(**(given | renamed(options))))
     check_installed(name)
-    check_masks(loaded.model, method)
+    check_mask_id(loaded.model, method)
     if METHODS[name].needs_masks and not untrained_masks:
-        _check_masks(name, loaded)
+        _check_knows_masks(name, loaded)
     if name == "block-diffusion" and isinstance(loaded.model, Adapted):
         raise UserError("an adapter cannot act on masks that stand among tokens", fix="choose another method")
     if draft is not None and "draft" in METHODS[name].needs:
         _check_draft(loaded, draft)
         if options.get("draft_method") == "mars":
-            _check_masks("mars", draft)
+            _check_knows_masks("mars", draft)
     return method
 
 
@@ -75,7 +75,7 @@ def remark_on_rounding(name: str, model: Any) -> str:
     )
 
 
-def _check_masks(name: str, loaded: Loaded) -> None:
+def _check_knows_masks(name: str, loaded: Loaded) -> None:
     if not loaded.knows_masks:
         what = f"method {name!r} needs a checkpoint trained with masks; this one is of stage {loaded.stage!r}"
         raise UserError(what, fix="use a MARS checkpoint, or try it with --untrained-masks")
@@ -160,20 +160,20 @@ class Answering:
         """Whether it compiles a step for each shape that comes up."""
         return self.kind not in (None, Batch)
 
-    def decode(self, requests: Sequence[Request], **told: Any) -> list[Generation]:
-        """The continuations of requests; `told` goes to `engine.decode`, and may have an `eos_id` and `pad_id`."""
-        if "eos_id" not in told:
-            told["eos_id"], told["pad_id"] = default_ids(self.loaded)
+    def decode(self, requests: Sequence[Request], **more: Any) -> list[Generation]:
+        """The continuations of requests; `more` goes to `engine.decode`, and may have an `eos_id` and `pad_id`."""
+        if "eos_id" not in more:
+            more["eos_id"], more["pad_id"] = default_ids(self.loaded)
         return decode(
             self.loaded.model, self.method, requests, batch_size=self.batch_size,
             prefill_positions=self.prefill_positions,
-            kind=self.kind or kind_of_batch(self.loaded.model, self.method)[0], **told,
+            kind=self.kind or kind_of_batch(self.loaded.model, self.method)[0], **more,
         )  # fmt: skip
 
-    def decode_all(self, requests: Sequence[Request], reporter: Reporter, title: str, **told: Any) -> list[Generation]:
+    def decode_all(self, requests: Sequence[Request], reporter: Reporter, title: str, **more: Any) -> list[Generation]:
         done = count(1)
         with reporter.bar(title) as bar:
-            return self.decode(requests, on_finished=lambda *_: bar.update(next(done), len(requests)), **told)
+            return self.decode(requests, on_finished=lambda *_: bar.update(next(done), len(requests)), **more)
 
     def text(self, tokens: list[int]) -> str:
         return str(self.loaded.tokenizer.decode(tokens, skip_special_tokens=True))
@@ -206,8 +206,8 @@ def decode_file(
     check_ids(model, pad=pad_id)
     title, meter = f"decoding {source.name} by {answering.method.name}", Meter()
     generations = answering.decode_all(requests, reporter, title, eos_id=eos_id, pad_id=pad_id, meter=meter)
-    told = ("tokens", "forwards", "accepted", "finish", "acceptance_histogram_by_draft_length")
-    lines = [json.dumps({name: getattr(generation, name) for name in told}) + "\n" for generation in generations]
+    names = ("tokens", "forwards", "accepted", "finish", "acceptance_histogram_by_draft_length")
+    lines = [json.dumps({name: getattr(generation, name) for name in names}) + "\n" for generation in generations]
     write_atomically(target, "".join(lines).encode())
     drafts = Acceptance.of(generations)
     if acceptance is not None:

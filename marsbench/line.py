@@ -8,7 +8,7 @@ from marsbench.errors import UserError
 from marsbench.presets import DEFAULT_BLOCK_SIZE
 from marsbench.training.stages import BLOCKWISE, stage
 
-_OF_REQUESTS = ("threshold", "accept", "draft", "acceptance")  # among a line's options: no fields of `Options`
+_OF_REQUESTS = ("threshold", "accept", "draft", "acceptance")  # among a line's options: they do not make the method
 # Earlier names of options. Rows keep them, so that their keys stay; grids, programs and lm-eval may use them.
 EARLIER = {"block_size": "window"}
 _IN_ROWS = {name: earlier for earlier, name in EARLIER.items()}
@@ -48,15 +48,15 @@ class Line:
 
     name: str
     label: str
-    stage: str
-    method: str
+    stage: str  # of `training.stages.STAGES`
+    method: str  # of `methods.METHODS`
     options: Mapping[str, Any] = field(default_factory=dict)
     published: str | None = None
     untrained_masks: bool = False  # decode with masks although the checkpoint has never seen any
     optional: bool = False  # a line that pages leave out where it has no rows
     block_size: int = DEFAULT_BLOCK_SIZE  # B of the checkpoint and of its draft model, where their training has one
     dtype: str = "float32"  # of weights and caches, in a table; a grid has one for all
-    carried: tuple[float, ...] = ()  # the part of steps that keep each guess, by `acceptance` in `options`
+    carried: tuple[float, ...] = ()  # acceptance rates of another model, see `racing/grid.py`
     compiled: bool | None = False  # its steps as graphs, or operation by operation; None = as is best on the device
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class Line:
         object.__setattr__(self, "options", options)
 
     @classmethod
-    def raced(cls, name: str, stage: str, method: str, **options: Any) -> "Line":
+    def named(cls, name: str, stage: str, method: str, **options: Any) -> "Line":
         return cls(name, name, stage, method, options)
 
     def compiled_form(self) -> "Line":
@@ -77,7 +77,7 @@ class Line:
         return replace(self, **named, published=None, optional=True)  # type: ignore[arg-type]
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def row_fields(self) -> dict[str, Any]:
         return {"arm": self.name, "stage": self.stage, "method": self.method, "options": self.options}
 
     @property
@@ -105,7 +105,7 @@ class Line:
 
     @property
     def shown(self) -> dict[str, Any]:
-        """Its options as rows of races show them, which name the draft model apart."""
+        """Its options as rows of races show them: the draft model has a field of its own there."""
         return {name: value for name, value in self.options.items() if name != "draft"}
 
     @property
@@ -117,7 +117,7 @@ class Line:
 
     @property
     def keyed(self) -> dict[str, Any]:
-        """What goes into the keys of races. A line that is not compiled says nothing of it, as when none was."""
+        """What goes into the keys of races; `compiled` only where it is, so that older keys stay."""
         options = {name: value for name, value in self.options.items() if name not in _OF_REQUESTS}
         said = {"name": self.name, "stage": self.stage, "method": self.method, "options": options}
         apart = {"threshold": self.threshold, "draft": self.options.get("draft")}

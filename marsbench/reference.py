@@ -93,8 +93,8 @@ def mars_loss(
     block is predicted by the last mask of the block before it, although decoding will have clean text there. As
     printed, it is predicted from the clean text, and the mask term holds the AR term of every B-th token.
 
-    `ids` are integer [L], `response`, bool [L], marks the tokens to learn, `block`, integer [L], is as released by
-    `blocks_of_sequence`, as printed by `blocks_of_responses`; `printed` also lets clean text predict a block's first.
+    `ids` are integer [L]; `response`, bool [L], marks the tokens to learn; `block`, integer [L], is made by
+    `blocks_of_sequence`, or, as printed, by `blocks_of_responses`.
     """
     length = len(ids)
     noisy = ids.masked_fill(response, mask_id)
@@ -169,7 +169,7 @@ def run_of(passes: Sequence[bool]) -> int:
 
 
 @dataclass
-class Answer:
+class Reply:
     """A text as it grows, and how many tokens each forward pass has brought."""
 
     text: list[int]  # the prompt and what has been answered, an EOS among it
@@ -200,14 +200,14 @@ class Answer:
 def decode(
     model: Model, prompt: Sequence[int], *, mask_id: int, eos_id: int, block_size: int = 4,
     threshold: float | None = 0.95, metric: Metric = "probability", max_new_tokens: int = 256,
-) -> Answer:  # fmt: skip
+) -> Reply:  # fmt: skip
     """Greedy decoding with a sliding window of B candidates.
 
     The first comes from the last token of the text: it is the AR prediction, and always accepted. Candidate j comes
     from mask j - 1, and is accepted while all before it were. Without a threshold ("tau = 1.0" in the paper's tables)
     only the first is, which is AR decoding.
     """
-    answer = Answer(list(prompt), len(prompt) + max_new_tokens, eos_id)
+    answer = Reply(list(prompt), len(prompt) + max_new_tokens, eos_id)
     while not answer.finished:
         ids = torch.tensor(answer.text + [mask_id] * (block_size - 1))
         logits = model(ids, torch.arange(len(ids)), causal(len(ids)))[len(answer.text) - 1 :]  # [B, V]
@@ -219,55 +219,57 @@ def decode(
 # ---- verified decoding: this project's own, with the mask groups of section 4.6 --------------------------------------
 
 
-def mask_groups(text: int, drafts: int, masks: int) -> tuple[Tensor, Tensor]:
-    """A text, its drafts, a group of masks wherever these may end: positions [S], and who sees whom, bool [S, S].
+def mask_groups(length: int, drafts: int, masks: int) -> tuple[Tensor, Tensor]:
+    """A text of some length, drafts, and groups of masks: positions [S], and who sees whom, bool [S, S].
 
-    Group j, from 0 to the number of drafts, stands where the text would go on after j drafts: it sees the text, these j
-    drafts, and itself causally. Nothing else sees it.
+    A group has so many masks. Group j, from 0 to the number of drafts, stands where the text would go on after j of
+    them: it sees the text, these j drafts, and itself causally. Nothing else sees it.
     """
-    line = text + drafts
-    position, visible = torch.arange(line + (drafts + 1) * masks), causal(line + (drafts + 1) * masks)
+    begin = length + drafts
+    position, visible = torch.arange(begin + (drafts + 1) * masks), causal(begin + (drafts + 1) * masks)
     for j in range(drafts + 1):
-        group = slice(line + j * masks, line + (j + 1) * masks)
-        position[group] = torch.arange(text + j, text + j + masks)
+        group = slice(begin + j * masks, begin + (j + 1) * masks)
+        position[group] = torch.arange(length + j, length + j + masks)
         visible[group] = False
-        visible[group, : text + j] = True
+        visible[group, : length + j] = True
         visible[group, group] = causal(masks)
     return position, visible
 
 
-Head = Callable[[Tensor, int], Tensor]  # logits [V] of a mask, and the token before it, to logits [V]
+Head = Callable[
+    [Tensor, int], Tensor
+]  # optional, not MARS: logits [V] of a mask, and the token before it, to logits [V]
 
 
 def chained(head: Head, group: Tensor, before: int) -> Tensor:
-    """Logits [K, V] of masks that a small head tells of the guess before each, the first of the last token known."""
-    told: list[Tensor] = []
+    """A head's logits [K, V] of masks: each is told the guess before it, the first the token `before`."""
+    chain: list[Tensor] = []
     for logits in group:
-        told.append(head(logits, before))
-        before = int(told[-1].argmax())
-    return torch.stack(told)
+        chain.append(head(logits, before))
+        before = int(chain[-1].argmax())
+    return torch.stack(chain)
 
 
 @torch.no_grad()
 def decode_verified(
     model: Model, prompt: Sequence[int], *, mask_id: int, eos_id: int, block_size: int = 4,
     threshold: float | None = None, metric: Metric = "probability", max_new_tokens: int = 256, head: Head | None = None,
-) -> Answer:  # fmt: skip
+) -> Reply:  # fmt: skip
     """Masks draft, and the model's own next-token predictions verify: the tokens of AR, up to B per forward.
 
     Attention is causal and no token sees a mask, so the logits at a draft are AR's as long as all drafts before it are
     right. The same forward verifies the drafts and makes the next: of all groups of masks, the one counts that has seen
     the right drafts and no wrong one. Neither threshold nor head changes a token: they only make for better drafts.
     """
-    answer, drafts, masks = Answer(list(prompt), len(prompt) + max_new_tokens, eos_id), list[int](), block_size - 1
+    answer, drafts, masks = Reply(list(prompt), len(prompt) + max_new_tokens, eos_id), list[int](), block_size - 1
     while not answer.finished:
-        text, count = len(answer.text), len(drafts)
+        length, count = len(answer.text), len(drafts)
         ids = torch.tensor(answer.text + drafts + [mask_id] * (masks * (count + 1)))
-        logits = model(ids, *mask_groups(text, count, masks))
-        own = logits[text - 1 : text + count].argmax(-1).tolist()  # after the text, and after each draft
+        logits = model(ids, *mask_groups(length, count, masks))
+        own = logits[length - 1 : length + count].argmax(-1).tolist()  # after the text, and after each draft
         right = run_of([draft == said for draft, said in zip(drafts, own, strict=False)])
         answer.accept(own[: right + 1])
-        group = logits[text + count + right * masks :][:masks]
+        group = logits[length + count + right * masks :][:masks]
         group = chained(head, group, own[right]) if head is not None and masks else group
         sure = masks if threshold is None else run_of(is_sure(group, threshold, metric))
         drafts = group.argmax(-1).tolist()[:sure]

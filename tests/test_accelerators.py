@@ -32,7 +32,7 @@ from marsbench.racing.course import Course
 from marsbench.racing.grid import Grid
 from marsbench.rows.workspace import Workspace
 from marsbench.running.cells import CellRunner
-from marsbench.running.plans import Asked
+from marsbench.running.plans import PlannedCell
 from marsbench.running.run import Run
 from marsbench.running.training_cost import step_cost
 from marsbench.studies.lines import AR_SFT
@@ -222,7 +222,7 @@ def test_rounded_products_are_told_and_have_keys_of_their_own(tmp_path: Path, mo
     def keys(precision: str, dtype: str) -> tuple[str, Any]:
         monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
         course.grid = replace(grid, dtype=dtype)
-        return CellRunner(run)._key(Asked(AR_SFT, "mini_bbh", 1), "weights", None, dtype), everywhere.func(course)
+        return CellRunner(run)._key(PlannedCell(AR_SFT, "mini_bbh", 1), "weights", None, dtype), everywhere.func(course)
 
     for full, rounded in zip(keys("highest", "float32"), keys("high", "float32"), strict=True):
         assert full != rounded

@@ -137,4 +137,4 @@ def test_the_gap_is_of_the_place_where_answers_part(base: Path) -> None:
     logits = loaded.model(torch.tensor([[3, 4, 5]])).logits[0, -1]
     for ar, token in ((Generation([5, 6, 9], [1, 2, 3], 3, "length"), 6), (Generation([5], [1, 2], 2, "eos", 2), 2)):
         gap = Adapting._gap(SimpleNamespace(_loaded=loaded), [3, 4], ar, other)  # type: ignore[arg-type]
-        assert gap == pytest.approx(float(logits[token] - logits[7]), abs=1e-4)
+        assert gap == pytest.approx(float((logits[token] - logits[7]).detach()), abs=1e-4)

@@ -34,7 +34,7 @@ from marsbench.racing.race import Race, RoundLog
 from marsbench.rows.kinds import SweepRow
 from marsbench.rows.workspace import Workspace, read_rows
 from marsbench.running.cells import CellRunner
-from marsbench.running.plans import Asked
+from marsbench.running.plans import PlannedCell
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded
 
@@ -92,7 +92,7 @@ def test_compiling_makes_no_other_cell(steps: Steps, output: Path) -> None:
     invoke(*arguments, "--compile")
     assert steps
     cells = CellRunner(Run(preset("micro"), Workspace(output, "micro")))
-    cell = Asked(Line.raced("ar", "mars", "ar"), "mini_bbh", 1)
+    cell = PlannedCell(Line.named("ar", "mars", "ar"), "mini_bbh", 1)
     exact, half = ({cells._key(cell, "", None, dtype, how) for how in BOTH} for dtype in ("float32", "bfloat16"))
     assert (len(exact), len(half)) == (1, 2)
 
@@ -164,7 +164,7 @@ def test_a_grid_says_who_is_compiled(tmp_path: Path) -> None:
 
 def test_a_race_knows_what_is_recorded_from_what_is_compiled(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a row of compiled steps that is taken for a row of recorded steps."""
-    contender, run = Line.raced("ar", "mars", "ar").compiled_form(), Run(preset("micro"), Workspace(output, "micro"))
+    contender, run = Line.named("ar", "mars", "ar").compiled_form(), Run(preset("micro"), Workspace(output, "micro"))
     keys = set()
     for device in ("cpu", "cuda"):
         monkeypatch.setattr(course, "default_device", lambda device=device: device)

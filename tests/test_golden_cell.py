@@ -113,10 +113,11 @@ def record(micro: Path) -> dict[str, Any]:
         exam = prepare(benchmark(name)).first(60)
         Watched.margins.clear()
         answers(exam, kind=Watched)
-        clear = sorted(zip(Watched.margins, exam.asked(), strict=True))[-QUESTIONS:]
+        clear = sorted(zip(Watched.margins, exam.question_numbers(), strict=True))[-QUESTIONS:]
         assert clear[0][0] > CLOSE, clear
         exam = exam.only(number for _, number in clear)
-        recorded[name] = {"numbers": exam.asked(), **{by: answers(exam, by) for by in ("ar", "prompt-lookup")}}
+        by_method = {method: answers(exam, method) for method in ("ar", "prompt-lookup")}
+        recorded[name] = {"numbers": exam.question_numbers(), **by_method}
     levels = {**dict.fromkeys(BENCHMARKS, "hard"), **dict.fromkeys(preset("micro").benchmarks, "usual")}
     recorded["world"] = {name: questions_hash(name, level) for name, level in levels.items()}
     recorded["training"] = {stage: losses(stage, micro) for stage in ("base", "ar_sft", "mars", "medusa")}

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from marsbench.decoding import windows
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Generation, Request
-from marsbench.decoding.step import Fitted
+from marsbench.decoding.step import FittedRows
 from marsbench.forward import window
 from marsbench.forward.cache import RaggedCache
 from marsbench.methods import Options, build_method
@@ -52,13 +52,13 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 
 def cache_bytes(batch: Batch) -> int:
     """The bytes of the model's and the draft model's cache."""
-    return batch._place.bytes()
+    return batch._running.bytes()
 
 
 def row_bytes(batch: Batch) -> int:
     """The bytes of the rows, with unused parts of storages."""
-    assert isinstance(batch._place, Fitted)
-    tensors = batch._place.rows.tensors().values() if len(batch) else []
+    assert isinstance(batch._running, FittedRows)
+    tensors = batch._running.rows.tensors().values() if len(batch) else []
     return sum({held.untyped_storage().data_ptr(): held.untyped_storage().nbytes() for held in tensors}.values())
 
 
@@ -139,7 +139,7 @@ def test_an_empty_batch_holds_nothing(method: str, model: PreTrainedModel, draft
     while len(batch):
         assert cache_bytes(batch) > 0
         batch.step()
-    assert (cache_bytes(batch), row_bytes(batch), batch._place._rows) == (0, 0, None)
+    assert (cache_bytes(batch), row_bytes(batch), batch._running._rows) == (0, 0, None)
     batch.join({0: Request(prompt(9), 1)})
     assert (cache_bytes(batch), row_bytes(batch)) == (0, 0)
 
@@ -262,7 +262,7 @@ def soak(model: PreTrainedModel, draft: PreTrainedModel, draw: random.Random, re
         while waiting or len(batch):
             arriving = [waiting.pop() for _ in range(min(len(waiting), draw.randint(0, 4), 16 - len(batch)))]
             batch.join({index: random_request(draw, method) for index in arriving})
-            here = [seat.index for seat in batch._place.seats.values()]
+            here = [seat.index for seat in batch._running.seats.values()]
             if draw.random() < 0.05 and here:
                 batch.leave(draw.choice(here))
             if draw.random() < 0.1 and here and method != "speculative":

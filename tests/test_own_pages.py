@@ -22,7 +22,7 @@ from marsbench.rows.kinds import EvaluationRow, Row, StepTimeRow, SweepRow, Trai
 from marsbench.rows.workspace import Workspace
 from marsbench.running.cells import CellRunner
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import Asked, TablePlan
+from marsbench.running.plans import PlannedCell, TablePlan
 from marsbench.running.run import Run
 from marsbench.statistics.decisions import Verdict
 from marsbench.statistics.intervals import Answers
@@ -118,7 +118,7 @@ def test_a_line_with_a_draft_model_loads_it_and_depends_on_it(run: Run) -> None:
     checkpoints, kept = Checkpoints(run), run.row_file.rows()
     plan, (target, draft_stage) = speculative("draft_ar_sft"), speculative("draft_ar_sft").stages
     loaded, other = checkpoints.load(target), replace(checkpoints.load(draft_stage), weights="another")
-    cell = CellRunner(run).cell(Asked(plan.lines[1], "mini_gsm8k", None), loaded, other)
+    cell = CellRunner(run).row(PlannedCell(plan.lines[1], "mini_gsm8k", None), loaded, other)
     assert cell.key not in kept, "other weights, another cell"
 
 

@@ -172,7 +172,7 @@ def test_answers_score_alike_every_time() -> None:
     exam = prepare(benchmark("mmlu_pro_math"), LITTLE)
     assert set(scores(exam, lambda target: "it cannot be known").values()) == {0.0}
     exam = prepare(benchmark("ifeval"), DATA)
-    responses = {number: LoggedAnswer(number, f"Zebra quiz, {number}! " * 3) for number in exam.asked()}
+    responses = {number: LoggedAnswer(number, f"Zebra quiz, {number}! " * 3) for number in exam.question_numbers()}
     results = [evaluate(exam, responses).scores for _ in range(3)]
     assert results[0] == results[1] == results[2]
     assert all(len(parts) > 0 for parts in results[0]["strict, per instruction"])
@@ -341,7 +341,7 @@ def test_score_and_compare_print_one_document(tmp_path: Path) -> None:
 def test_logged_answers_score_as_the_run_did(name: str, tmp_path: Path) -> None:
     """Guards against a log that cannot be scored again, or is taken for another benchmark's."""
     log, exam = AnswerLog(tmp_path / "log.jsonl"), prepare(benchmark(name), LITTLE).first(4)
-    for number in exam.asked():
+    for number in exam.question_numbers():
         target = targets(exam)[number]
         response = f"The answer is {target}.\nQ: and 5?" if number % 2 else "It is 0."
         log.add(LoggedAnswer(number, response, 12, 7, True, target))

@@ -22,7 +22,7 @@ from marsbench.files import PACKAGE
 from marsbench.forward.adapter import Adapted, Adapter
 from marsbench.forward.draft_head import Markov
 from marsbench.methods import Options, build_method
-from marsbench.reference import Answer, Metric, Model
+from marsbench.reference import Metric, Model, Reply
 from marsbench.training.data import Collator
 from marsbench.training.objectives import ar_loss, mars_loss
 from marsbench.training.stages import Alignment, BlocksFrom
@@ -30,7 +30,7 @@ from marsbench.training.visibility import blocks_of_responses
 
 MASK, EOS, PAD = 3, 2, 0
 VOCABULARY = 40
-DECODERS: dict[str, Callable[..., Answer]] = {"mars": reference.decode, "mars-verified": reference.decode_verified}
+DECODERS: dict[str, Callable[..., Reply]] = {"mars": reference.decode, "mars-verified": reference.decode_verified}
 
 
 def plain(model: PreTrainedModel) -> Model:
@@ -68,12 +68,12 @@ def random_batch(seed: int, rows: int) -> tuple[Tensor, Tensor, list[int]]:
 
 def by_reference(
     method: str, model: PreTrainedModel, prompts: list[list[int]], block_size: int, limit: int, **settings: Any
-) -> list[Answer]:
+) -> list[Reply]:
     settings |= {"mask_id": MASK, "eos_id": EOS, "block_size": block_size, "max_new_tokens": limit}
     return [DECODERS[method](plain(model), prompt=prompt, **settings) for prompt in prompts]
 
 
-def same(answers: list[Answer], generations: list[Generation], prompts: list[list[int]]) -> None:
+def same(answers: list[Reply], generations: list[Generation], prompts: list[list[int]]) -> None:
     """Checks that tokens agree, and the forward that brought each of them."""
     for answer, generation, prompt in zip(answers, generations, prompts, strict=True):
         emitted = generation.tokens + [EOS] * (generation.finish == "eos")

@@ -37,7 +37,7 @@ from marsbench.rows.kinds import EvaluationRow, Row, TrainingRow
 from marsbench.rows.workspace import Workspace, write_rows
 from marsbench.running.plans import TablePlan
 from marsbench.running.run import Run
-from marsbench.studies import pages, studies, studies_on, study_of
+from marsbench.studies import queries, studies, studies_on, study_of
 from marsbench.studies.lines import AR_SFT
 from marsbench.training.stages import recipe
 from marsbench.training.tokenizer import build_tokenizer
@@ -360,7 +360,7 @@ def test_a_page_takes_answers_to_its_own_questions_alone(tmp_path: Path) -> None
     names = ["hard_gsm8k", "within_gsm8k"]
     workspace = publish(tmp_path, [gsm8k(1, 1, benchmark=name) for name in names], "table2")
     workspace.publish("lengths", workspace.rows)
-    collection = collection_of(workspace, pages())
+    collection = collection_of(workspace, queries())
     for page, name in zip(("table2", "lengths"), names, strict=True):
         assert [row.benchmark for row in collection.of(page)[0] if isinstance(row, EvaluationRow)] == [name]
 
@@ -370,7 +370,7 @@ def test_a_page_that_chooses_has_rows_of_its_own_seed(tmp_path: Path) -> None:
     workspace = publish(tmp_path, [gsm8k(1, 1)], "table2")
     workspace.publish("rivals", workspace.rows)
     write_rows(replace(workspace, variant="seed5").store, [gsm8k(0, 0)])
-    by_page = collection_of(workspace, pages())
+    by_page = collection_of(workspace, queries())
     assert [row.correct for row in by_page.of("rivals")[0] if isinstance(row, EvaluationRow)] == [[0, 0]]
     assert [row.correct for rows in by_page.of("table2") for row in rows if isinstance(row, EvaluationRow)] == [[1, 1]]
 
@@ -380,9 +380,9 @@ def test_a_line_is_shown_whole_or_not_at_all(tmp_path: Path) -> None:
     bbh = answered(AR_SFT, "bbh", [1, 1], [5, 5], [5, 5])
     workspace = publish(tmp_path, [gsm8k(1, 1), bbh], "table2")
     publish(tmp_path, [gsm8k(1, 1)], "table9", variant="seed1")
-    assert len(collection_of(workspace, pages()).of("table2")) == 1
+    assert len(collection_of(workspace, queries()).of("table2")) == 1
     publish(tmp_path, [bbh], "table9", variant="seed1")
-    assert len(collection_of(workspace, pages()).of("table2")) == 2
+    assert len(collection_of(workspace, queries()).of("table2")) == 2
 
 
 def test_a_page_is_of_one_lineage() -> None:
@@ -398,7 +398,7 @@ def test_a_page_is_of_one_lineage() -> None:
         replace(answered(lines[name], "gsm8k", [1, 1], [5, 5], [5, 5]), key=f"{name} {weights}", checkpoint=weights)
         for name, weights in cells
     ]
-    query = pages()["table2"]
+    query = queries()["table2"]
     unknown = TrainingRow("sft", "done", "", "mini", "ar_sft", None, 1, 1, 1, 1.0, 1.0)
     assert query.of([unknown]) == [unknown], "one without a checkpoint is no parent of its own"
     for rows in ([*sft, *mars, *answers], [*reversed([*sft, *mars, *answers])]):

@@ -124,12 +124,12 @@ def test_room_is_never_exceeded_and_everybody_is_told(
         log.work()
         assert log.state.running <= rows and log.state.slots <= slots
         # The cache frees memory when half of it is unused.
-        assert log.engine._batch._place.bytes() <= 2 * slots * bytes_per_slot(model)
+        assert log.engine._batch._running.bytes() <= 2 * slots * bytes_per_slot(model)
     log.run()
     assert sorted(log.ended) == list(range(len(jobs)))
     log.work()
     assert log.state.running == log.state.slots == 0
-    assert log.engine._batch._place.bytes() == 0
+    assert log.engine._batch._running.bytes() == 0
 
 
 def test_a_round_is_for_newcomers_or_for_those_in_flight_in_turn(prompts: Prompts, model: Model) -> None:
@@ -263,7 +263,7 @@ def test_steps_of_fixed_shape_serve_the_same_answers(
         ended = {number: (ending.finish, ending.emitted, ending.windows) for number, ending in log.ended.items()}
         outcomes.append((log.tokens, ended))
     assert outcomes[0] == outcomes[1]
-    assert len(log.engine._batch._place._steps) > 0, "there are graphs"
+    assert len(log.engine._batch._running._steps) > 0, "there are graphs"
 
 
 def test_what_a_server_needs_is_recorded_before_anybody_waits(

@@ -122,7 +122,7 @@ def in_flight(model: PreTrainedModel, method: Method, shapes: Steps | None = Non
 
 def tokens_of(batch: Batch) -> dict[int, list[int]]:
     """The tokens of the requests in flight."""
-    return {seat.index: seat.tokens for seat in batch._place.seats.values()}
+    return {seat.index: seat.tokens for seat in batch._running.seats.values()}
 
 
 def verify(graphs: Graphs, model: PreTrainedModel, method: Method) -> None:

@@ -35,7 +35,7 @@ from marsbench.presets import preset
 from marsbench.rows.kinds import SCHEMA, AnyRow, EvaluationRow, StepCostRow, TrainingRow, to_json
 from marsbench.rows.workspace import RowFile, Workspace, full_disk_explained, read_rows, rows_text
 from marsbench.running.cells import CellRunner
-from marsbench.running.plans import Asked
+from marsbench.running.plans import PlannedCell
 from marsbench.running.run import Run
 from marsbench.studies import studies
 from marsbench.training.stages import recipe
@@ -167,7 +167,8 @@ def test_committed_cells_and_checkpoints_are_found_again(
         if isinstance(row, EvaluationRow) and row.status == "done":
             arm = arms[row.arm]
             draft = trained[arm.draft] if arm.draft else None
-            assert row.key == CellRunner(run)._key(Asked(arm, row.benchmark, plan.questions), row.checkpoint, draft)
+            cell = PlannedCell(arm, row.benchmark, plan.questions)
+            assert row.key == CellRunner(run)._key(cell, row.checkpoint, draft)
             checked += 1
     assert checked >= 6
 

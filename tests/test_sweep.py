@@ -453,9 +453,9 @@ def test_commands_around_the_sweep(typed: str, text: str, swept: Path, wide_term
     assert text in invoke(*[places.get(word, word) for word in typed.split()]).output
 
 
-EAGER = Setting(Line.raced("ar", "", "ar"), 1.0, 0.0, 1.0)
+EAGER = Setting(Line.named("ar", "", "ar"), 1.0, 0.0, 1.0)
 LINEAR = Setting(
-    Line.raced("linear", "", "mars-verified", layout="linear", block_size=5, threshold=0.5),
+    Line.named("linear", "", "mars-verified", layout="linear", block_size=5, threshold=0.5),
     tokens_per_forward=2.0, points_lost=0.0, speed_up=1.4,
 )  # fmt: skip
 

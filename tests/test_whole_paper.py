@@ -33,7 +33,7 @@ from marsbench.rendering.sessions import SESSIONS, session_of
 from marsbench.rows.kinds import EvaluationRow, Row, StepCostRow, SweepRow, TrainingRow
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
-from marsbench.studies import claims, items, pages, studies, studies_of_paper, study_of
+from marsbench.studies import claims, items, queries, studies, studies_of_paper, study_of
 from marsbench.studies.discrepancies import PLAN, effect
 from marsbench.studies.study import Study, TablePage
 from marsbench.studies.table2 import STUDY as TABLE2
@@ -200,7 +200,7 @@ def test_a_seed_counts_wherever_its_lines_were_measured(tmp_path: Path) -> None:
     for seed in range(3):
         publish(tmp_path, [*answers_of(table3, seed)], "table3", variant=f"seed{seed}" if seed else "")
     publish(tmp_path, [*answers_of(table3, 0)], "discrepancies")
-    (collection,) = collect(tmp_path, "mini", pages())
+    (collection,) = collect(tmp_path, "mini", queries())
     seeds = collection.shown_with("discrepancies", 0)
     effects = effect(seeds, "mars_no_sft_b4", "mars_no_sft_released_b4")
     assert effects and effects[0].seeds == 3
@@ -229,10 +229,10 @@ def test_scales_of_tests_have_pages_of_their_own(tmp_path: Path) -> None:
 def test_a_quick_sweep_stands_in_for_a_whole_one(tmp_path: Path) -> None:
     """Guards against Tables 5 and 6 called not run after a quick run, and a quick run that hides a full one."""
     publish(tmp_path, sweep(AS_PUBLISHED), "speedup", variant="quick")
-    (collection,) = collect(tmp_path, "mini", pages())
+    (collection,) = collect(tmp_path, "mini", queries())
     assert collection.links == {"speedup": "mini/quick/speedup.md"} and collection.of("speedup")
     publish(tmp_path, sweep(THE_OTHER_WAY), "speedup")
-    (collection,) = collect(tmp_path, "mini", pages())
+    (collection,) = collect(tmp_path, "mini", queries())
     assert collection.links == {"speedup": "speedup.md"}
 
 
@@ -308,11 +308,11 @@ def test_the_registry_is_the_papers() -> None:
         study_of("table99")
     sections = {item.section for item in items()}
     for study in studies().values():
-        for claim in (*study.numbers, *study.claims):
+        for claim in (*study.prose_claims, *study.claims):
             assert claim.page == study.key
             assert claim.section in sections or claim.section is ABSTRACT
             assert claim.name or claim.section is None, "pages find the paper's claims by their names"
-    every = [arm for query in pages().values() for plan in query.plans for arm in plan.lines]
+    every = [arm for query in queries().values() for plan in query.plans for arm in plan.lines]
     kinds = {(arm.name, f"{arm.trained} {arm.draft} {arm.method} {sorted(arm.options.items())}") for arm in every}
     assert len(kinds) == len({name for name, _ in kinds})
 

@@ -272,7 +272,7 @@ def test_a_page_made_of_pieces_is_the_page(
     trained = ["training-mars-b8", "training-mars-b16"]
     answered = [f"answering-{name}-1" for name in ("ar_sft", "mars-b4", "mars-b8", "mars-b16")]
     assert sorted(here.done) == sorted([*trained, *answered])
-    monkeypatch.setattr(CellRunner, "cell", None)  # nothing is left to measure, to load or to start
+    monkeypatch.setattr(CellRunner, "row", None)  # nothing is left to measure, to load or to start
     monkeypatch.setattr(checkpoints, "load", None)
     again = Here(tmp_path / "logs")
     run = Run(preset("micro"), Workspace(tmp_path / "pieces", "micro"), benchmarks=("mini_gsm8k",), limit=4)

@@ -104,14 +104,14 @@ def page_of(
 
 STAGE = "base_gated_network"
 CONTENDERS = (
-    Line.raced("ar", "", "ar"),
-    Line.raced("prompt lookup", "", "prompt-lookup", draft_length=4),
+    Line.named("ar", "", "ar"),
+    Line.named("prompt lookup", "", "prompt-lookup", draft_length=4),
     *[
-        Line.raced(f"masks, {layout}, W = {window}", "", "mars-verified", layout=layout, block_size=window)
+        Line.named(f"masks, {layout}, W = {window}", "", "mars-verified", layout=layout, block_size=window)
         for layout in ("linear", "groups") for window in (3, 4)
     ],
-    Line.raced("masks, two groups, W = 4", "", "mars-verified", layout="groups", block_size=4, groups=2),
-    Line.raced(
+    Line.named("masks, two groups, W = 4", "", "mars-verified", layout="groups", block_size=4, groups=2),
+    Line.named(
         "masks, linear, W = 4, and prompt lookup", "", "mars-lookup", layout="linear", block_size=4, draft_length=4
     ),
 )  # fmt: skip

@@ -57,9 +57,9 @@ def show(
     console = Console(soft_wrap=True)
     border = "one shade for each forward pass" if console.is_terminal else "| separates forward passes"
     console.print(f"{question}\n({border})", highlight=False, markup=False)
-    for one in answers:
-        console.print(f"\n{one.summary}", style="bold", highlight=False)
-        console.print(shaded(one, color=console.is_terminal))
+    for each in answers:
+        console.print(f"\n{each.summary}", style="bold", highlight=False)
+        console.print(shaded(each, color=console.is_terminal))
     if image:
         draw(answers, image)
         typer.echo(f"wrote {image}")

@@ -44,7 +44,7 @@ def eval_(
     from marsbench.line import Line
     from marsbench.rows.workspace import full_disk_explained
     from marsbench.running.cells import CellRunner
-    from marsbench.running.plans import Asked
+    from marsbench.running.plans import PlannedCell
 
     who, method = Path(start.adapter or start.whose or start.own_stage).name, decoding.method
     line = Line(
@@ -58,7 +58,7 @@ def eval_(
         draft, loaded = shared.load_draft(decoding, run.reporter), start.loaded(run, decoding.dtype)
         cells = CellRunner(run)
         for name in names:
-            row = cells.cell(Asked(line, name, None), loaded, draft)
+            row = cells.row(PlannedCell(line, name, None), loaded, draft)
             results.append(_as_plain(row, run.answer_logs(row.key)[0]))
             if not as_json:
                 typer.echo("\n".join(_in_words(results[-1])))

@@ -226,7 +226,7 @@ BatchSize = Annotated[int | None, typer.Option(min=1, help="Prompts decoded toge
 
 def decodes(*more: str) -> Callable[[Command], Command]:
     """Give a command the options of `Decoding`; of `accept` and `mask_id` those that it names."""
-    names = [name for name in HOW if name not in {"accept", "mask_id", *OPTIONS} - {*more}]
+    names = [name for name in HOW if name not in ({"accept", "mask_id", *OPTIONS} - {*more})]
     options = {name: replace(option, help=explained(name)) for name, option in OPTIONS.items()}
     options["window"] = replace(OPTIONS["window"], help=explained("window", "B"))
 
@@ -253,12 +253,12 @@ def check_for(decoding: Decoding, stage: str | None) -> None:
 
 
 def at(decoding: Decoding, block_size: int) -> Decoding:
-    """The same for a checkpoint that was trained with this B, which is the window where none was typed."""
+    """Where no window was typed, it is the B that the checkpoint was trained with."""
     return replace(decoding, window=decoding.window or block_size)
 
 
 def that_pays(decoding: Decoding, loaded: Loaded, rows: int, reporter: Reporter) -> Decoding:
-    """The same by the window that pays for so many rows on this machine, as a server's table has it, or by `ar`."""
+    """By the window that pays for so many rows on this machine, as a server's table has it, or by `ar`."""
     from marsbench.racing.step_time import windows_that_pay
 
     has_mask = loaded.mask_id is not None or decoding.mask_id is not None

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from marsbench.decoding.requests import NewTokens, Seat
 from marsbench.decoding.rows import Extent, Most, Rows
-from marsbench.decoding.step import Fitted, Method, advance, to_tell, told
+from marsbench.decoding.step import FittedRows, Method, advance, pack_tokens, unpack_tokens
 from marsbench.forward.cache import RaggedCache
 from marsbench.forward.decoder import Decoder
 from marsbench.forward.joined import parts_for
@@ -77,7 +77,7 @@ class Stand:
     def __init__(self, shape: Shape, most: Most, like: Rows) -> None:
         """Empty rows, as wide as the shape says; `like` tells of dtypes, layers and heads."""
         self.shape = shape
-        narrow = {"tokens": shape.length + 1, "born": 0, "drafts": most.drafted}
+        narrow = {"tokens": shape.length + 1, "settled_by": 0, "drafts": most.drafted}
         fields: dict[str, Any] = {
             name: values.new_zeros(shape.rows, *([narrow[name]] if name in narrow else values.shape[1:]))
             for name, values in like.tensors().items()
@@ -123,13 +123,13 @@ class Stand:
 
 
 def static_step(decoder: Decoder, method: Method, stand: Stand) -> Tensor:
-    """One forward for every row of a stand, ended rows staying as they are; what `to_tell` says of it."""
+    """One forward for every row of a stand, ended rows staying as they are; what `pack_tokens` says of it."""
     cache, draft_cache = (kept.alias() for kept in stand.caches)
     rows = replace(stand.rows, cache=cache, draft_cache=draft_cache)
     before = rows.length
     alive = before < rows.end
     window, accepted = advance(decoder, method, rows, 0)
-    new = to_tell(rows, before, window, accepted, alive)
+    new = pack_tokens(rows, before, window, accepted, alive)
     for name in ("length", "cached", "drafts", "drafted", "groups", "draft_cached"):
         mine, after = getattr(stand.rows, name), getattr(rows, name)
         if after is not mine:
@@ -138,10 +138,10 @@ def static_step(decoder: Decoder, method: Method, stand: Stand) -> Tensor:
 
 
 class Steps:
-    def __call__(self, decoder: Decoder, method: Method, device: torch.device) -> "Fixed":
-        return Fixed(self, decoder, method)
+    def __call__(self, decoder: Decoder, method: Method, device: torch.device) -> "FixedRows":
+        return FixedRows(self, decoder, method)
 
-    def spare(self, decoder: Decoder, method: Method, shape: Shape, like: Fitted) -> Stand | None:
+    def spare(self, decoder: Decoder, method: Method, shape: Shape, like: FittedRows) -> Stand | None:
         """A stand that another batch has left."""
 
     def left(self, decoder: Decoder, method: Method, stand: Stand) -> None:
@@ -151,7 +151,7 @@ class Steps:
         return lambda: static_step(decoder, method, stand)
 
 
-class Fixed(Fitted):
+class FixedRows(FittedRows):
     """A stand, and which request has which row. If it is too small, or more than twice too large, all move to another.
 
     Prompts are forwarded in shapes that are fitted to them. Where a device `records` steps, one is under way while the
@@ -178,28 +178,28 @@ class Fixed(Fitted):
     def step(self, decoder: Decoder, method: Method, number: int) -> Callable[[], list[NewTokens]]:
         assert self._step is not None, "the batch is not empty"
         read = _on_its_way(self._step())
-        return lambda: told(read(), number)
+        return lambda: unpack_tokens(read(), number)
 
-    def take_in(self, newcomers: Sequence[Fitted]) -> None:
-        seats = [*self.seats.values(), *(seat for lot in newcomers for seat in lot.seats.values())]
+    def take_in(self, newcomers: Sequence[FittedRows]) -> None:
+        seats = [*self.seats.values(), *(seat for group in newcomers for seat in group.seats.values())]
         if self.stand is None or not self.stand.shape.fits(self._needed(seats, 0)):
             self._move(seats, newcomers[0])
         assert self.stand is not None, "there is room now"
         free = [row for row in range(self.stand.shape.rows) if row not in self.seats]
-        for lot in newcomers:
-            places, free = free[: len(lot.seats)], free[len(lot.seats) :]
-            self.stand.put(places, lot.rows, lot.seats)
-            self.seats |= dict(zip(places, lot.seats.values(), strict=True))
+        for group in newcomers:
+            places, free = free[: len(group.seats)], free[len(group.seats) :]
+            self.stand.put(places, group.rows, group.seats)
+            self.seats |= dict(zip(places, group.seats.values(), strict=True))
 
     def take_out(self, gone: Sequence[int]) -> None:
-        """See `Fitted`: rows that are out stay as they are; without anybody left, there is no stand."""
+        """See `FittedRows`: rows that are out stay as they are; when all are out, there is no stand."""
         if self.seats:
             at = torch.tensor(gone, device=self.rows.length.device)
             self.rows.end[at] = self.rows.length[at]
         else:
             self._leave()
 
-    def _move(self, seats: Sequence[Seat], like: Fitted) -> None:
+    def _move(self, seats: Sequence[Seat], like: FittedRows) -> None:
         shape = self._needed(seats, 0)
         spare = self._steps.spare(self._decoder, self._method, shape, like)
         stand = Stand(shape, self._most, like.rows) if spare is None else spare

@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
-from marsbench.compiled.fixed import Fixed, Shape, Stand, Steps, static_step
+from marsbench.compiled.fixed import FixedRows, Shape, Stand, Steps, static_step
 from marsbench.decoding.engine import Batch, KindOfBatch, Method, OutsideMethod
-from marsbench.decoding.step import Fitted
+from marsbench.decoding.step import FittedRows
 from marsbench.forward.decoder import Decoder, LeanDecoder, decoder_of
 from marsbench.forward.modules import device_of
 from marsbench.forward.native import cpp_compiler
@@ -82,10 +82,10 @@ class Graphs(Steps):
     def batch(self, model: Any, method: Method, **settings: Any) -> Batch:
         return Batch(model, method, shapes=self, **settings)
 
-    def __call__(self, decoder: Decoder, method: Method, device: torch.device) -> Fixed:
-        return Fixed(self, decoder, method, records=records_on(device))
+    def __call__(self, decoder: Decoder, method: Method, device: torch.device) -> FixedRows:
+        return FixedRows(self, decoder, method, records=records_on(device))
 
-    def spare(self, decoder: Decoder, method: Method, shape: Shape, like: Fitted) -> Stand | None:
+    def spare(self, decoder: Decoder, method: Method, shape: Shape, like: FittedRows) -> Stand | None:
         return self._spare.pop((decoder, method, shape, like.rows.cache.dtype), (0, None))[1]
 
     def left(self, decoder: Decoder, method: Method, stand: Stand) -> None:

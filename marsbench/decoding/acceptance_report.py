@@ -62,8 +62,8 @@ class Acceptance:
 
 def cycle_in_words(generations: Sequence[Generation], meter: Meter, forwards_per_cycle: int) -> str:
     """What a cycle, from drafts to what is right of them, gives and takes behind the prompts."""
-    if not (forwards := sum(one.forwards - 1 for one in generations)):
+    if not (forwards := sum(generation.forwards - 1 for generation in generations)):
         return "no forward behind the prompts"
-    tokens = sum(sum(one.accepted[1:]) for one in generations)
+    tokens = sum(sum(generation.accepted[1:]) for generation in generations)
     each = forwards_per_cycle / forwards
     return f"a cycle: {each * tokens:.2f} tokens, {forwards_per_cycle} forwards, {each * meter.positions:.1f} positions"

@@ -17,12 +17,12 @@ import torch
 from marsbench.decoding.acceptance import bar
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request, as_list, end_of
 from marsbench.decoding.requests import NewTokens, Seat, check_requests, groups_of, laid_out
-from marsbench.decoding.step import Fitted, Method, forward
+from marsbench.decoding.step import FittedRows, Method, forward
 from marsbench.decoding.windows import leading_windows
 from marsbench.errors import UserError, integer
 from marsbench.forward.adapter import parted
 from marsbench.forward.decoder import Decoder, decoder_of
-from marsbench.forward.limits import check_ids, check_masks, context_length
+from marsbench.forward.limits import check_ids, check_mask_id, context_length
 from marsbench.forward.modules import device_of
 
 __all__ = ["Batch", "KindOfBatch", "Method", "OnTokens", "check_requests", "context_length", "decode", "forward"]
@@ -32,7 +32,7 @@ OnFinished = Callable[[int, Generation], None]
 # Called with a request's index and the tokens that a forward has just added, as they come (an EOS may be among them).
 OnTokens = Callable[[int, list[int]], None]
 Notice = Callable[[], None]  # a callback with its arguments bound, called when the batch is in order
-Shapes = Callable[[Decoder, Method, torch.device], Fitted]  # an empty place, for a method of fixed shapes
+Shapes = Callable[[Decoder, Method, torch.device], FittedRows]  # makes what holds the rows; as yet there are none
 
 
 class OutsideMethod(ABC):
@@ -73,24 +73,24 @@ class Batch:
     ) -> None:  # fmt: skip
         integer(prefill_positions, "prefill positions", least=1)
         check_ids(model, pad=pad_id)
-        check_masks(model, method)
+        check_mask_id(model, method)
         for token in as_list(eos_id):
             integer(token, "EOS id")  # one that there is no token of ends nothing
         self.model, self.method = model, method
         self.decoder = decoder_of(model)
         self._device = device_of(model)
-        self._place = Fitted() if shapes is None else shapes(self.decoder, method, self._device)
+        self._running = FittedRows() if shapes is None else shapes(self.decoder, method, self._device)
         self._eos_ids, self._pad_id = frozenset(as_list(eos_id)), pad_id
         self._on_finished, self._on_tokens = on_finished, on_tokens
         self._meter, self._prefill_positions = meter, prefill_positions
-        self._forwards = 1  # the number of the latest forward; `born` tells 0 from it
+        self._forwards = 1  # the number of the latest forward; from 1, as 0 is EMPTY in `settled_by`
         self._under_way: deque[tuple[int, Callable[[], list[NewTokens]]]] = deque()  # steps by their numbers
 
     def __len__(self) -> int:
-        return len(self._place.seats)
+        return len(self._running.seats)
 
     def __contains__(self, index: object) -> bool:
-        return any(seat.index == index for seat in self._place.seats.values())
+        return any(seat.index == index for seat in self._running.seats.values())
 
     def join(self, requests: Mapping[int, Request]) -> None:
         """Bring requests in under indices of the caller's choice: all of them, or none and a `UserError`."""
@@ -99,7 +99,7 @@ class Batch:
 
     @torch.inference_mode()
     def joining(self, requests: Mapping[int, Request], most: int | None = None) -> Iterator[None]:
-        """`join` in pieces of `most` positions, between which no others come; a caller that stops brings none in."""
+        """`join` in pieces of `most` positions; no other joins meanwhile, and a caller that stops brings none in."""
         if not requests:
             return
         most = most or self._prefill_positions
@@ -107,53 +107,53 @@ class Batch:
         for index in requests:
             if index in self:
                 raise UserError(f"request {index} is in flight already", fix="give every request an index of its own")
-        lots = []
-        for group in groups_of(requests, most):
-            seats = [Seat(index, request, self.method.bar(request.threshold)) for index, request in group.items()]
+        groups = []
+        for part in groups_of(requests, most):
+            seats = [Seat(index, request, self.method.bar(request.threshold)) for index, request in part.items()]
             rows = laid_out(seats, pad_id=self._pad_id, device=self._device)
             rows.prefill_positions = most
-            lots.append(Fitted(rows, seats))
-        for lot in lots:
-            is_long = lot.rows.extent.pending > most and self.method.causal_prompt
-            for window in leading_windows(lot.rows) if is_long else ():
-                forward(self.decoder, lot.rows.cache, window)
+            groups.append(FittedRows(rows, seats))
+        for group in groups:
+            is_long = group.rows.extent.pending > most and self.method.causal_prompt
+            for window in leading_windows(group.rows) if is_long else ():
+                forward(self.decoder, group.rows.cache, window)
                 if self._meter is not None:
-                    self._meter.count(window.input_ids.numel(), lot.bytes(), prompt=True)
+                    self._meter.count(window.input_ids.numel(), group.bytes(), prompt=True)
                 yield
-        notices = self._drain()
+        notices = self._read_all()
         try:
-            came = [each for lot in lots for each in self._prefill(lot)]
+            came = [each for group in groups for each in self._prefill(group)]
             if self._meter is not None:
                 self._meter.tick()
-            if going_on := [lot for lot in lots if lot.seats]:
-                self._place.take_in(going_on)
+            if going_on := [group for group in groups if group.seats]:
+                self._running.take_in(going_on)
             notices += came
         finally:
-            tell(notices)
+            call_all(notices)
 
     @torch.inference_mode()
     def step(self) -> None:
         notices: list[Notice] = []
-        if not self._place.fits(len(self._under_way)):
-            notices = self._drain()
-            self._place.make_room()
+        if not self._running.fits(len(self._under_way)):
+            notices = self._read_all()
+            self._running.make_room()
         if len(self):
             self._forwards += 1
-            new = self._place.step(self.decoder, self.method, self._forwards)
+            new = self._running.step(self.decoder, self.method, self._forwards)
             self._under_way.append((self._forwards, new))
-            if len(self._under_way) > self._place.lag:
-                notices += self._land()
-        tell(notices)
+            if len(self._under_way) > self._running.lag:
+                notices += self._read_oldest()
+        call_all(notices)
 
     @torch.inference_mode()
     def leave(self, index: int) -> None:
         """Take a request out before its end; what it has come to is reported as cancelled."""
-        notices = self._drain()
-        for row in [row for row, seat in self._place.seats.items() if seat.index == index]:
-            seat = self._place.seats.pop(row)
+        notices = self._read_all()
+        for row in [row for row, seat in self._running.seats.items() if seat.index == index]:
+            seat = self._running.seats.pop(row)
             notices.append(partial(self._on_finished, index, seat.generation("cancelled", self._forwards)))
-            self._place.take_out([row])
-        tell(notices)
+            self._running.take_out([row])
+        call_all(notices)
 
     @torch.inference_mode()
     def turn(self, knobs: Mapping[int, tuple[float | None, int, bool]]) -> None:
@@ -161,36 +161,36 @@ class Batch:
         `methods.mixed` the tokens that one forward settles at most, and whether guesses are checked before they count.
         """
         turned = {}
-        for row, seat in self._place.seats.items():
+        for row, seat in self._running.seats.items():
             if seat.index in knobs:
                 threshold, window, verified = knobs[seat.index]
                 seat.bar = self.method.bar(threshold)
                 turned[row] = seat.bar, window, verified
         if turned:
-            self._place.rows.turn(turned)
+            self._running.rows.turn(turned)
 
-    def _prefill(self, lot: Fitted) -> list[Notice]:
-        for seat in lot.seats.values():
+    def _prefill(self, group: FittedRows) -> list[Notice]:
+        for seat in group.seats.values():
             seat.before = self._forwards - 1  # others may have stepped between two pieces
-        new = lot.step(self.decoder, self.method, self._forwards)
-        return self._settle(lot, self._forwards, new(), prompt=True)
+        new = group.step(self.decoder, self.method, self._forwards)
+        return self._settle(group, self._forwards, new(), prompt=True)
 
-    def _drain(self) -> list[Notice]:
-        return [each for _ in range(len(self._under_way)) for each in self._land()]
+    def _read_all(self) -> list[Notice]:
+        return [each for _ in range(len(self._under_way)) for each in self._read_oldest()]
 
-    def _land(self) -> list[Notice]:
+    def _read_oldest(self) -> list[Notice]:
         if not len(self):  # the requests that it was for have left
             self._under_way.clear()
             return []
         number, new = self._under_way.popleft()
-        return self._settle(self._place, number, new())
+        return self._settle(self._running, number, new())
 
-    def _settle(self, place: Fitted, number: int, new: Sequence[NewTokens], *, prompt: bool = False) -> list[Notice]:
-        """Note what forward `number` has brought the rows of a place; what there is to tell, and who goes."""
+    def _settle(self, group: FittedRows, number: int, new: list[NewTokens], *, prompt: bool = False) -> list[Notice]:
+        """Note what forward `number` has brought to some rows, and take out those that have ended; the callbacks."""
         notices: list[Notice] = []
         positions, gone = 0, []
         for row, brought in enumerate(new):
-            if (seat := place.seats.get(row)) is None:
+            if (seat := group.seats.get(row)) is None:
                 continue
             positions += brought.positions
             fresh, finish = seat.take(brought, self._eos_ids)
@@ -200,20 +200,20 @@ class Batch:
                 notices.append(partial(self._on_finished, seat.index, seat.generation(finish, number)))
                 gone.append(row)
         if self._meter is not None:
-            self._meter.count(positions, place.bytes(), prompt=prompt)
+            self._meter.count(positions, group.bytes(), prompt=prompt)
             if not prompt:
                 self._meter.tick()
         if gone:
             for row in gone:
-                del place.seats[row]
-            place.take_out(gone)
+                del group.seats[row]
+            group.take_out(gone)
         return notices
 
 
 KindOfBatch = Callable[..., Batch]
 
 
-def tell(notices: Sequence[Notice]) -> None:
+def call_all(notices: Sequence[Notice]) -> None:
     """Make all callbacks, in order; what one of them raises is raised when all have been called."""
     failures = []
     for call in notices:

@@ -24,9 +24,9 @@ def verify(rows: Rows, answer: Answer, logits: Tensor | None = None) -> Accepted
     offset = torch.arange(logits.shape[1], device=logits.device)
     ids = rows.choose(logits, rows.length.unsqueeze(1) + offset)
     if not rows.extent.drafted:
-        return Accepted.run(rows, ids, torch.ones_like(rows.length), pending(rows))
+        return Accepted.leading(rows, ids, torch.ones_like(rows.length), pending(rows))
     verified = right_drafts(rows, ids)
-    return Accepted.run(rows, ids, verified + 1, pending(rows) + verified)
+    return Accepted.leading(rows, ids, verified + 1, pending(rows) + verified)
 
 
 def right_drafts(rows: Rows, ids: Tensor) -> Tensor:
@@ -65,11 +65,11 @@ def read_masks(
     return guesses, theirs
 
 
-def read_line(rows: Rows, answer: Answer, logits: Tensor, masks: int, top: int) -> Tensor:
+def read_linear(rows: Rows, answer: Answer, logits: Tensor, masks: int, top: int) -> Tensor:
     """The next token, then a guess behind each draft and each mask of a row; integer [N, K].
 
-    Of the answer to a `linear_window`, `logits` [N, K, V] are those from the entry `last(rows)` on; those of masks
-    become the draft head's, as in `read_masks`. Each row has `masks` of them behind its drafts.
+    Of the answer to a `linear_window`, `logits` [N, K, V] are those from the entry `last(rows)` on. Each row has so
+    many `masks` behind its drafts; a draft head's logits for them, as in `read_masks`, are written into `logits`.
     """
     place = torch.arange(logits.shape[1], device=logits.device)
     ids = rows.choose(logits, rows.length.unsqueeze(1) + place)

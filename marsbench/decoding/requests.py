@@ -55,7 +55,7 @@ def groups_of(requests: Mapping[int, Request], most: int) -> list[dict[int, Requ
 
 class NewTokens(NamedTuple):
     tokens: list[int]
-    born: list[int]  # the forward of the batch that settled each of them
+    settled_by: list[int]  # the forward of the batch that settled each of them
     positions: int  # entries of the row's window that were no fillers
     drafted: int  # drafts that it verified
 
@@ -89,7 +89,7 @@ class Seat:
             fresh, finish = fresh[:count], None if ended == "length" else ended
         self.tokens += fresh
         self.drafted.append(new.drafted)
-        self.settled_by += [number - self.before for number in new.born[: len(fresh)]]
+        self.settled_by += [number - self.before for number in new.settled_by[: len(fresh)]]
         if finish is None and len(self.tokens) >= self.request.max_new_tokens:
             finish = "length"
         return fresh, finish
@@ -108,8 +108,8 @@ def laid_out(seats: Sequence[Seat], *, pad_id: int, device: torch.device) -> Row
     prompt = torch.arange(tokens.shape[1]) < start.unsqueeze(1)
     none = torch.zeros_like(start)
     rows = Rows(
-        tokens=tokens, born=torch.where(prompt, PROMPT, EMPTY), length=start.clone(), cached=none, start=start, end=end,
-        bar=torch.tensor([seat.bar for seat in seats], dtype=torch.float32),
+        tokens=tokens, settled_by=torch.where(prompt, PROMPT, EMPTY), length=start.clone(), cached=none, start=start,
+        end=end, bar=torch.tensor([seat.bar for seat in seats], dtype=torch.float32),
         temperature=torch.tensor([request.temperature for request in chosen], dtype=torch.float32),
         seed=torch.tensor([request.seed for request in chosen]),
         cut=torch.tensor([[request.top_k, request.top_p, request.min_p] for request in chosen], dtype=torch.float32),

@@ -12,8 +12,8 @@ from marsbench.decoding.generation import PREFILL_POSITIONS
 from marsbench.decoding.sampling import choose
 from marsbench.forward.cache import RaggedCache
 
-PROMPT = -1  # `born` of a prompt token
-EMPTY = 0  # `born` of a position that holds no token yet
+PROMPT = -1  # `settled_by` of a prompt token
+EMPTY = 0  # `settled_by` of a position that holds no token yet
 
 
 class Extent(NamedTuple):
@@ -22,10 +22,10 @@ class Extent(NamedTuple):
     pending: int = 0  # most committed tokens of a row that are not cached yet
     drafted: int = 0  # most drafts of a row
     length: int = 0  # most committed tokens of a row
-    even: bool = False  # whether all rows have as many pending tokens and drafts
+    even: bool = False  # whether all rows have equally many pending tokens, and equally many drafts
     thresholded: bool = False  # whether any row has a confidence to pass
     sampled: bool = False  # whether any row samples
-    level: bool = False  # whether all rows have as many pending tokens
+    level: bool = False  # whether all rows have equally many pending tokens
     draft_pending: int = 0  # `pending` of the draft model
     draft_level: bool = False  # `level` of the draft model
     room: tuple[int, int] = (0, 0)  # tokens that a row may still get: the most and the least
@@ -48,7 +48,7 @@ class Rows:
     """The rows in flight, at most T - 1 long: the last column takes every write that must not count."""
 
     tokens: Tensor  # [N, T], prompt and committed tokens
-    born: Tensor  # [N, T], PROMPT or EMPTY, or the forward (from 1) that settled a token where any order is possible
+    settled_by: Tensor  # [N, T], PROMPT, EMPTY or, where any order is possible, the forward (from 1) that settled it
     length: Tensor  # [N], tokens committed without a gap
     cached: Tensor  # [N], leading tokens whose keys and values are in the cache
     start: Tensor  # [N], length of the prompt
@@ -111,7 +111,7 @@ class Rows:
 
     def take(self, chosen: Tensor, columns: int) -> None:
         """Keep the rows `chosen` (indices), in that order, and so many columns of tokens, the last a spare one."""
-        self.tokens, self.born = self.tokens[:, :columns], self.born[:, :columns]
+        self.tokens, self.settled_by = self.tokens[:, :columns], self.settled_by[:, :columns]
         for name, values in self.tensors().items():
             setattr(self, name, values[chosen])
         self.measure()
@@ -120,7 +120,7 @@ class Rows:
         """Put the rows of other batches behind the own ones; the others must not be used any more."""
         every = (self, *others)
         for rows in every:
-            rows.born[:, -1] = EMPTY  # the spare column of a narrower batch becomes an ordinary one
+            rows.settled_by[:, -1] = EMPTY  # the spare column of a narrower batch becomes an ordinary one
         try:
             joined = {name: _stacked([getattr(rows, name) for rows in every]) for name in self.tensors()}
             for cache, *more in zip(*(rows.caches for rows in every), strict=True):
@@ -163,7 +163,7 @@ class Accepted(NamedTuple):
         return self.ids.gather(1, self.advance.unsqueeze(1) - 1).squeeze(1)
 
     @classmethod
-    def run(cls, rows: Rows, ids: Tensor, count: Tensor, kept: Tensor) -> "Accepted":
+    def leading(cls, rows: Rows, ids: Tensor, count: Tensor, kept: Tensor) -> "Accepted":
         """The first `count` [N] of the candidates `ids` [N, K] that follow the committed tokens."""
         offset = torch.arange(ids.shape[1], device=ids.device)
         return cls(ids, rows.length.unsqueeze(1) + offset, offset < count.unsqueeze(1), count, kept, True, rows.drafted)

@@ -31,7 +31,7 @@ class Method(ABC):
         return bar(threshold, getattr(self, "metric", None), self.name)
 
     def most(self) -> Most | None:
-        """What its steps need at most, None where no bound can be given: then it has no static step."""
+        """What its steps need at most, None where no bound can be given: then it cannot be compiled."""
         return None
 
     def propose(self, rows: Rows) -> Window:
@@ -54,12 +54,12 @@ def advance(decoder: Decoder, method: Method, rows: Rows, number: int) -> tuple[
 def forward(decoder: Decoder, cache: RaggedCache, window: Window) -> Answer:
     width, slots = window.input_ids.shape[1], window.slots
     offset = torch.arange(max(slots, width), device=window.begin.device)
-    # A short prompt's fillers lie before its first token: they go to a slot of their own behind all others.
+    # A short prompt's fillers lie before its first token: they go to a slot of their own, `slots`, behind all others.
     places = window.begin.unsqueeze(1) + offset[:width]
-    nowhere = places < 0
+    is_filler = places < 0
     if cache.fixed and window.real is not None:  # leaving fillers out would take a shape that depends on values
-        nowhere, window = nowhere | ~window.real, window._replace(real=None)
-    cache.prepare(torch.where(nowhere, slots, places), slots)
+        is_filler, window = is_filler | ~window.real, window._replace(real=None)
+    cache.prepare(torch.where(is_filler, slots, places), slots)
     # Relative to its row's window, a slot is -1 (before it), 0 to W - 1 (an entry), or W (behind it).
     relative = (offset[:slots] - window.begin.unsqueeze(1)).clamp(-1, width)
     return decoder(cache, window, relative)
@@ -70,13 +70,13 @@ def commit(rows: Rows, accepted: Accepted, number: int) -> None:
     at = torch.where(inside, accepted.position, rows.tokens.shape[1] - 1)
     rows.tokens.scatter_(1, at, accepted.ids)
     if not accepted.in_order:
-        rows.born.scatter_(1, at, number)
+        rows.settled_by.scatter_(1, at, number)
     rows.length = torch.minimum(rows.length + accepted.advance, rows.end)
     rows.cached = rows.cached + accepted.kept
 
 
-def to_tell(rows: Rows, before: Tensor, window: Window, accepted: Accepted, alive: Tensor | None = None) -> Tensor:
-    """What the host needs to know of a step, integer [N, 3 + K], for `told`; ended rows have nothing to tell.
+def pack_tokens(rows: Rows, before: Tensor, window: Window, accepted: Accepted, alive: Tensor | None = None) -> Tensor:
+    """What the host needs to know of a step, integer [N, 3 + K]; ended rows have nothing new.
 
     How many tokens are new, how many entries of the window were no fillers, how many drafts were verified, and the
     tokens; behind these, [N, K], the forwards that settled them, where that need not be the latest. `before` [N] are
@@ -90,21 +90,21 @@ def to_tell(rows: Rows, before: Tensor, window: Window, accepted: Accepted, aliv
     drafted = torch.zeros_like(count) if accepted.drafted is None else accepted.drafted
     if alive is not None:
         count, positions, drafted = torch.where(alive, count, 0), positions * alive, drafted * alive
-    born = [] if accepted.in_order else [rows.born.gather(1, fresh)]
-    return torch.cat([torch.stack([count, positions, drafted], dim=1), rows.tokens.gather(1, fresh), *born], dim=1)
+    forwards = [] if accepted.in_order else [rows.settled_by.gather(1, fresh)]
+    return torch.cat([torch.stack([count, positions, drafted], dim=1), rows.tokens.gather(1, fresh), *forwards], dim=1)
 
 
-def told(numbers: list[list[int]], number: int, unordered: int = 0) -> list[NewTokens]:
-    """What `to_tell` says of forward `number`, row by row; `unordered` is K where tokens come in any order."""
-    settled = []
+def unpack_tokens(numbers: list[list[int]], number: int, candidates: int = 0) -> list[NewTokens]:
+    """What `pack_tokens` says of forward `number`, row by row; `candidates` is K where tokens come in any order."""
+    new = []
     for count, positions, drafted, *rest in numbers:
-        born = rest[unordered:][:count] if unordered else [number] * count
-        settled.append(NewTokens(rest[:count], born, positions, drafted))
-    return settled
+        settled_by = rest[candidates:][:count] if candidates else [number] * count
+        new.append(NewTokens(rest[:count], settled_by, positions, drafted))
+    return new
 
 
-class Fitted:
-    """Rows, the seats that they belong to, and what they have cached. `compiled.Fixed` is the same in fixed shapes."""
+class FittedRows:
+    """Rows, the seats that they belong to, and what they have cached. `compiled.FixedRows` has fixed shapes."""
 
     lag = 0  # steps that may be under way before the first of them is read
 
@@ -125,23 +125,23 @@ class Fitted:
         """Make it, when all others have been read."""
 
     def step(self, decoder: Decoder, method: Method, number: int) -> Callable[[], list[NewTokens]]:
-        """Move every row by forward `number`; gives what has come of it, which here has been read already."""
+        """Move every row by forward `number`; returns what reads the new tokens, which here have been read already."""
         rows = self.rows
         before = rows.length
         window, accepted = advance(decoder, method, rows, number)
-        new = to_tell(rows, before, window, accepted)
+        new = pack_tokens(rows, before, window, accepted)
         numbers, width = rows.measure(new), new.shape[1]
         of_rows = [numbers[at : at + width] for at in range(0, len(numbers), width)]
-        settled = told(of_rows, number, 0 if accepted.in_order else accepted.ids.shape[1])
+        settled = unpack_tokens(of_rows, number, 0 if accepted.in_order else accepted.ids.shape[1])
         return lambda: settled
 
-    def take_in(self, newcomers: "Sequence[Fitted]") -> None:
+    def take_in(self, newcomers: "Sequence[FittedRows]") -> None:
         """Put the rows of others, none of them empty, behind the own ones; the others must not be used any more."""
-        lots = [self, *newcomers] if self.seats else newcomers
-        if len(lots) > 1:
-            lots[0].rows.extend(*(lot.rows for lot in lots[1:]))
-        self._rows = lots[0].rows
-        self.seats = dict(enumerate(seat for lot in lots for seat in lot.seats.values()))
+        groups = [self, *newcomers] if self.seats else newcomers
+        if len(groups) > 1:
+            groups[0].rows.extend(*(group.rows for group in groups[1:]))
+        self._rows = groups[0].rows
+        self.seats = dict(enumerate(seat for group in groups for seat in group.seats.values()))
 
     def take_out(self, gone: Sequence[int]) -> None:
         """Give up rows, one at least, whose seats are gone: the gaps are closed, in memory too."""

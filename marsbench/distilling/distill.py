@@ -261,7 +261,7 @@ def self_asked(answering: Answering, wanted: int, out: Path, reporter: Reporter,
     with reporter.bar("the model asks itself") as bar:
         for first in range(0, _DRAWN * wanted, _AT_ONCE):
             numbers = range(first, first + min(_AT_ONCE, 2 * (wanted - len(kept))))
-            requests = [Request(ids, _LONGEST, temperature=TEMPERATURE, seed=1000 * seed + one) for one in numbers]
+            requests = [Request(ids, _LONGEST, temperature=TEMPERATURE, seed=1000 * seed + place) for place in numbers]
             answering.decode(requests, eos_id=sorted({*ends, first_after}), pad_id=pad_id, on_finished=finished)
             if len(kept) == wanted:
                 break

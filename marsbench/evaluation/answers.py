@@ -49,8 +49,8 @@ def last_answer(responses: Responses, docs: Docs) -> list[list[str]]:
     def read(text: str, target: str) -> str:
         if (stock := _STOCK.search(cut_text(text, _STOCK_STOPS))) and stock[0].strip() == target:
             return target
-        found, lines = _ANSWER_IS.findall(text), text.strip().splitlines()
-        return str(found[-1] if found else lines[-1] if lines else "").strip(_AROUND)
+        answers, lines = _ANSWER_IS.findall(text), text.strip().splitlines()
+        return str(answers[-1] if answers else lines[-1] if lines else "").strip(_AROUND)
 
     return [[read(text, doc["target"]) for text in texts] for texts, doc in zip(responses, docs, strict=True)]
 
@@ -68,7 +68,7 @@ _CHOICES = (
 @_each
 def chosen_letter(text: str) -> str:
     """The option that the response settles on, empty if no rule finds one."""
-    return next((found[1] for rule in _CHOICES if (found := rule.search(text))), "")
+    return next((match[1] for rule in _CHOICES if (match := rule.search(text))), "")
 
 
 # ---- GPQA -----------------------------------------------------------------------------------------------------------
@@ -155,8 +155,8 @@ class Questions(list[dict[str, str]]):
 def mini_questions(benchmark: str, size: int, difficulty: str = "usual", **_: Any) -> dict[str, Questions]:
     """The test set of a world's benchmark; `target` is the answer, or a program's verdict, and `checks` is JSON."""
     return {"test": Questions(
-        {"prompt": one.prompt, "target": str(one.doc.get("target", "passed")), "checks": json.dumps(dict(one.doc))}
-        for one in world.test_set(benchmark, size, level=world.difficulty(difficulty))
+        {"prompt": each.prompt, "target": str(each.doc.get("target", "passed")), "checks": json.dumps(dict(each.doc))}
+        for each in world.test_set(benchmark, size, level=world.difficulty(difficulty))
     )}  # fmt: skip
 
 
@@ -178,6 +178,6 @@ def run_code(responses: Responses, docs: Docs) -> list[list[Reason]]:
     for text, checks in fresh:
         fenced = _FENCED.search(text)
         programs.append(Program(fenced[1] if fenced else text, **json.loads(checks)))
-    found = dict(zip(fresh, run_programs(programs), strict=True))
-    _ENDED.update({pair: reason for pair, reason in found.items() if reason in ("passed", "failed")})
-    return [[found.get(pair) or _ENDED[pair] for pair in pairs] for pairs in asked]
+    reasons = dict(zip(fresh, run_programs(programs), strict=True))
+    _ENDED.update({pair: reason for pair, reason in reasons.items() if reason in ("passed", "failed")})
+    return [[reasons.get(pair) or _ENDED[pair] for pair in pairs] for pairs in asked]

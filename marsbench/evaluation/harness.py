@@ -36,7 +36,7 @@ class Exam:
         """All that decides answers and scores: for it, every document is read."""
         return fingerprint_of(self.tasks)
 
-    def asked(self) -> list[int]:
+    def question_numbers(self) -> list[int]:
         return sorted(self.numbers[task][place] for task, places in self.places.items() for place in places)
 
     def number(self, task: str, nth: int) -> int:
@@ -49,9 +49,9 @@ class Exam:
 
     def shard(self, number: int, of: int) -> "Exam":
         """One of so many parts, counted from 1."""
-        if not (part := self.asked()[number - 1 :: of]) and of > 1:
+        if not (part := self.question_numbers()[number - 1 :: of]) and of > 1:
             what = f"{self.benchmark.name}: part {number} of {of} has no question"
-            raise UserError(what, fix=f"{len(self.asked()):,} are asked: choose fewer parts")
+            raise UserError(what, fix=f"{len(self.question_numbers()):,} are asked: choose fewer parts")
         return self.only(part)
 
     def only(self, wanted: Iterable[int]) -> "Exam":
@@ -153,10 +153,10 @@ class _ExamModel(GeneratingLM):
 
 def answer(exam: Exam, log: AnswerLog, answering: Answering, max_new_tokens: int, progress: Counted) -> Scored:
     """Have a checkpoint answer what an exam's log lacks, and score all; `progress` is told of (answers, questions)."""
-    asked, tokenizer = len(exam.asked()), answering.loaded.tokenizer
+    asked, tokenizer = len(exam.question_numbers()), answering.loaded.tokenizer
     room = room_for_prompt(answering.loaded.model, max_new_tokens)
 
-    def decode(requests: Mapping[int, Instance]) -> None:
+    def answer_missing(requests: Mapping[int, Instance]) -> None:  # called by lm-eval, through `_ExamModel`
         todo = list(requests.items())
         progress(asked - len(todo), asked)
 
@@ -172,7 +172,7 @@ def answer(exam: Exam, log: AnswerLog, answering: Answering, max_new_tokens: int
         asking = [Request(prompt, max_new_tokens, answering.threshold) for prompt, _ in prompts]
         answering.decode(asking, on_finished=finished)
 
-    return evaluate(exam, log.answers, tokenizer, decode)
+    return evaluate(exam, log.answers, tokenizer, answer_missing)
 
 
 def stops_of(request: Instance) -> list[str]:
@@ -213,6 +213,6 @@ def evaluate(exam: Exam, answers: Mapping[int, LoggedAnswer], tokenizer: Any = N
                 if sample["filter"] == after:
                     value, number = sample[metric], exam.numbers[task][sample["doc_id"]]
                     values_of[name][number] = [*map(float, value)] if isinstance(value, list) else float(value)
-    order = exam.asked()
+    order = exam.question_numbers()
     scores = {name: [values[number] for number in order] for name, values in values_of.items()}
     return Scored(exam, [answers[number] for number in order], scores)

@@ -15,7 +15,7 @@ from marsbench.statistics.intervals import Estimate, accuracy, mcnemar, paired_d
 def summary(scored: Scored) -> dict[str, Any]:
     """What there is to say, as plain data: accuracy in % with its 95 % interval, and the scores beside it."""
     exam, correct, family = scored.exam, scored.correct, f"{scored.exam.benchmark.file.stem}_"
-    head, by_number = in_percent(accuracy(correct)), dict(zip(exam.asked(), correct, strict=True))
+    head, by_number = in_percent(accuracy(correct)), dict(zip(exam.question_numbers(), correct, strict=True))
     subtasks = {
         task.removeprefix(family): in_percent(accuracy([by_number[exam.numbers[task][place]] for place in places]))
         for task, places in exam.places.items()
@@ -75,12 +75,12 @@ def score_file(exam: Exam, file: Path) -> Scored:
 def compare_files(exam: Exam, first: Path, second: Path) -> dict[str, Any]:
     """Two files on the questions that both answer (else `UserError`), as plain data; points are first minus second."""
     both = [score_file(exam, file) for file in (first, second)]
-    answered = [set(answers.exam.asked()) for answers in both]
+    answered = [set(answers.exam.question_numbers()) for answers in both]
     if not (shared := sorted(answered[0] & answered[1])):
         raise UserError("the two files answer no question in common", where=f"{first}, {second}", fix="check the files")
     scores = {}
     for name in exam.benchmark.scores:
-        sides = [dict(zip(answers.exam.asked(), answers.scores[name], strict=True)) for answers in both]
+        sides = [dict(zip(answers.exam.question_numbers(), answers.scores[name], strict=True)) for answers in both]
         a, b = (_flat([side[number] for number in shared]) for side in sides)
         difference = paired_difference({exam.benchmark.name: a}, {exam.benchmark.name: b})
         only_a, only_b, p_value = mcnemar(a, b)

@@ -29,10 +29,10 @@ Published = Callable[[str], float | None]  # scale -> the same effect between th
 _MORE: dict[str, Any] = {"bound": Bound(low=0.0), "signed": True}
 
 
-def more_accurate(plan: TablePlan, first: str, second: str, *said: str, margin: float = 0.0, **more: Any) -> Claim:
+def more_accurate(plan: TablePlan, first: str, second: str, *text_name: str, margin: float = 0.0, **more: Any) -> Claim:
     """Line `first` is more accurate than line `second`; with a margin, at least not `margin` points less so.
 
-    `said`, here and below: the claim's text and its name; `more`: other fields, and `only`, the benchmarks that count.
+    `text_name`, here and below: its text and its name; `more`: other fields, and `only`, the benchmarks that count.
     """
 
     def difference(shared: Shared) -> Estimate:
@@ -42,33 +42,33 @@ def more_accurate(plan: TablePlan, first: str, second: str, *said: str, margin: 
     compared, bound = f"{plan.line(first).label} minus {plan.line(second).label}", Bound(low=0.0 - margin)  # no -0.0
     papers = _published(plan, (first, second), "accuracy", sub)
     fields = {"bound": bound, "signed": True, "compared": compared, "published": papers, **more}
-    return _claim(plan, (first, second), difference, said, **fields)
+    return _claim(plan, (first, second), difference, text_name, **fields)
 
 
 as_accurate = partial(more_accurate, margin=1.0)  # the points that may be lost are fewer than the paper says MARS gains
 
 
-def emits(plan: TablePlan, line: str, bound: Bound, *said: str, **more: Any) -> Claim:
+def emits(plan: TablePlan, line: str, bound: Bound, *text_name: str, **more: Any) -> Claim:
     papers = _published(plan, (line,), "tokens_per_forward", float)
     fields = {"unit": TOKENS, "compared": f"tokens/forward of {plan.line(line).label}", "published": papers, **more}
-    return _claim(plan, (line,), _mean(lambda row: row.tokens_per_forward), said, bound=bound, **fields)
+    return _claim(plan, (line,), _mean(lambda row: row.tokens_per_forward), text_name, bound=bound, **fields)
 
 
-def emits_more(plan: TablePlan, first: str, second: str, *said: str, **more: Any) -> Claim:
+def emits_more(plan: TablePlan, first: str, second: str, *text_name: str, **more: Any) -> Claim:
     effect = _mean(lambda a, b: speed_difference(a.answers, b.answers))
     fields = {"unit": TOKENS, "published": _published(plan, (first, second), "tokens_per_forward", sub), **more}
-    return _claim(plan, (first, second), effect, said, **_MORE | fields)
+    return _claim(plan, (first, second), effect, text_name, **_MORE | fields)
 
 
-def gains_more(plan: TablePlan, first: tuple[str, str], second: tuple[str, str], *said: str, **more: Any) -> Claim:
+def gains_more(plan: TablePlan, first: tuple[str, str], second: tuple[str, str], *text_name: str, **more: Any) -> Claim:
     """The first line gains more accuracy over the second than the third gains over the fourth."""
     papers = _published(plan, (*first, *second), "accuracy", lambda a, b, c, d: (a - b) - (c - d))
     gain = _mean(lambda a, b, c, d: gain_difference((a.correct, b.correct), (c.correct, d.correct)), 100)
-    return _claim(plan, (*first, *second), gain, said, **_MORE | {"published": papers, **more})
+    return _claim(plan, (*first, *second), gain, text_name, **_MORE | {"published": papers, **more})
 
 
 def lies_above(
-    plan: TablePlan, first: Sequence[str], second: Sequence[str], *said: str, margin: float = 0.0, **more: Any
+    plan: TablePlan, first: Sequence[str], second: Sequence[str], *text_name: str, margin: float = 0.0, **more: Any
 ) -> Claim:
     """A curve of accuracy by tokens per forward pass lies above another curve, or at most `margin` points below."""
 
@@ -77,7 +77,7 @@ def lies_above(
         return curve_advantage(points[: len(first)], points[len(first) :])
 
     fields = {"bound": Bound(low=0.0 - margin), "published": partial(_published_gap, plan, first, second), **more}
-    return _claim(plan, (*first, *second), _mean(advantage, 100), said, signed=True, **fields)
+    return _claim(plan, (*first, *second), _mean(advantage, 100), text_name, signed=True, **fields)
 
 
 def line_numbers(plan: TablePlan, line: str, **only: Any) -> tuple[Claim, Claim]:
@@ -93,7 +93,7 @@ def _right(row: EvaluationRow) -> Estimate:
 
 
 def _claim(
-    plan: TablePlan, lines: tuple[str, ...], effect: Callable[[Shared], Estimate], said: Sequence[str],
+    plan: TablePlan, lines: tuple[str, ...], effect: Callable[[Shared], Estimate], text_name: Sequence[str],
     only: Sequence[str] = (*BENCHMARKS,), **fields: Any,
 ) -> Claim:  # fmt: skip
     def measure(rows: Sequence[Row]) -> Measured:
@@ -108,7 +108,7 @@ def _claim(
         except ValueError as error:  # for example unequal numbers of questions
             return Measured(reason=f"not comparable: {error}")
 
-    return Claim(measure=measure, lines=lines, **{**dict(zip(("text", "name"), said, strict=False)), **fields})
+    return Claim(measure=measure, lines=lines, **{**dict(zip(("text", "name"), text_name, strict=False)), **fields})
 
 
 def _mean(effect: Callable[..., Estimate], factor: float = 1.0) -> Callable[[Shared], Estimate]:

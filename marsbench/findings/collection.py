@@ -63,9 +63,9 @@ class Query:
         lines = defaultdict[Hashable, list[tuple[TablePlan, Line]]](list)
         for plan in self.plans:
             for line in plan.lines:
-                lines[_what(line)].append((plan, line))
+                lines[_identity(line)].append((plan, line))
         for row in [row for row in rows if isinstance(row, EvaluationRow)]:
-            for plan, line in lines[_what(row)]:
+            for plan, line in lines[_identity(row)]:
                 few = plan.questions is None or len(row.correct) <= plan.questions
                 if few and plan.asks(row.benchmark) and trained.get(row.checkpoint, line.trained) == line.trained:
                     yield plan, line, row
@@ -74,8 +74,8 @@ class Query:
 def ranked(rows: Iterable[Row], wanted: Iterable[Row]) -> Callable[[Row], Any]:
     """What a row is chosen by among others of the same cell: the greatest.
 
-    It is finished; of the root (the first training of its lineage) with most of the `wanted` rows, so that the lines of
-    a page are of one lineage where a recipe was trained twice, of equal ones the newer; of most questions; the newest.
+    In this order: it is finished; its root, the first training of its lineage, has most of the `wanted` rows, so that a
+    page shows one lineage where a recipe was trained twice; its root is newer; it has more questions; it is newer.
     """
     made = [row for row in rows if isinstance(row, TrainingRow) and row.checkpoint]
     trainings = {row.checkpoint: row for row in made} | {row.decoded: row for row in made}
@@ -97,7 +97,7 @@ def ranked(rows: Iterable[Row], wanted: Iterable[Row]) -> Callable[[Row], Any]:
     return rank
 
 
-def _what(line: Line | EvaluationRow) -> Hashable:
+def _identity(line: Line | EvaluationRow) -> Hashable:
     """What identifies the rows of a line. Names of lines differ between pages; this does not."""
     return line.stage, line.method, tuple(sorted(line.options.items())), line.dtype
 

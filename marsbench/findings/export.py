@@ -92,11 +92,7 @@ def export(rows: Sequence[Row], file: Path) -> Path:
     table = table.convert_dtypes()  # a column of Parquet has one type
     table = table.astype(dict.fromkeys(table.select_dtypes("object"), "string"))
     for name, column in whole.items():
-        known = column.dropna()
-        if len(known) and known.map(_is_flat_list).all():
+        known = [*column.dropna()]
+        if known and all(isinstance(value, list) and list not in map(type, value) for value in known):
             table[str(name)] = column
     return write_atomically(file, table.to_parquet(index=False))
-
-
-def _is_flat_list(value: Any) -> bool:
-    return isinstance(value, list) and not any(isinstance(part, list) for part in value)

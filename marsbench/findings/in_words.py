@@ -51,5 +51,5 @@ def p_value(value: float | None) -> str:
 def machines(rows: Iterable[Row]) -> str:
     """On which machines rows were measured, as in "AMD EPYC, 2 cores"."""
     known = [dict(row.provenance.get("hardware") or {}) for row in rows]
-    parts = [(one.get("gpu") or one.get("cpu"), f"{one['cores']} cores" if one.get("cores") else "") for one in known]
+    parts = [(its.get("gpu") or its.get("cpu"), f"{its['cores']} cores" if its.get("cores") else "") for its in known]
     return " and ".join(dict.fromkeys(", ".join(filter(None, some)) for some in parts if any(some)))

@@ -15,7 +15,7 @@ class SeedRows(dict[int, Sequence[Row]]):
 
     def __init__(self, rows: BySeed, judged: Sequence[Any]) -> None:
         super().__init__(rows)
-        self.judged: Mapping[Hashable, Any] = {finding.claim.measure: finding for finding in judged}
+        self.judged: Mapping[Hashable, Any] = {finding.claim.measure: finding for finding in judged}  # no two share one
 
 
 def pooled(seeds: Sequence[Sequence[Row]]) -> list[Row]:

@@ -79,10 +79,9 @@ def masks_of(window: Window) -> Tensor | None:
     begin, (rows, width) = window.masks_begin, window.input_ids.shape
     if begin is None or (isinstance(begin, int) and begin >= width):
         return None
-    device = window.input_ids.device
-    if not isinstance(begin, int):
-        return torch.arange(width, device=device) >= begin.unsqueeze(1)
-    return _from(width, begin, rows, device)
+    if isinstance(begin, int):
+        return _from(width, begin, rows, window.input_ids.device)
+    return torch.arange(width, device=begin.device) >= begin.unsqueeze(1)
 
 
 @kept

@@ -48,7 +48,7 @@ class Pass:
     window: Window
     relative: Tensor  # see `Decoder`
     real: Tensor | None  # [M], the real entries; None = all
-    turned: tuple[Tensor, Tensor]  # cosines and sines [M, 1, size] of theirs, the first half of the sines negated
+    cos_sin: tuple[Tensor, Tensor]  # cosines and sines [M, 1, size] of theirs, the first half of the sines negated
     dtype: torch.dtype
 
     def __post_init__(self) -> None:
@@ -64,15 +64,15 @@ class Pass:
             return hidden, (hidden * scale.unsqueeze(1)) * by.parameters["weight"]
         return hidden, F.rms_norm(hidden, (hidden.shape[1],), by.parameters["weight"], by.epsilon)
 
-    def through(self, site: Site, values: Tensor, gate: Tensor | None, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [M, H], and what is yet to be added to them of what a site's layer makes of values [M, in]."""
+    def project(self, site: Site, values: Tensor, gate: Tensor | None, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Hidden states [M, H], and the change that a site's layer makes of values [M, in], to be added later."""
         return hidden, site(values, gate)[0]
 
-    def attention(self, layer: int, every: Tensor) -> Tensor:
+    def attention(self, layer: int, qkv: Tensor) -> Tensor:
         """Queries, keys and values [M, (heads + 2 key heads) * size] of a layer to what each entry finds, [M, H]."""
-        shape, (cos, sin) = self.shape, self.turned
+        shape, (cos, sin) = self.shape, self.cos_sin
         sizes = [shape.heads + shape.kv_heads, shape.kv_heads]
-        turning, values = every.view(len(every), -1, shape.size).split_with_sizes(sizes, 1)
+        turning, values = qkv.view(len(qkv), -1, shape.size).split_with_sizes(sizes, 1)
         turned = torch.addcmul(turning * cos, turning.roll(shape.size // 2, -1), sin)
         queries, keys = turned.split_with_sizes([shape.heads, shape.kv_heads], 1)
         keys, values = self.cache.write(layer, keys, values)
@@ -100,7 +100,7 @@ class Pass:
 
 
 class NativePass(Pass):
-    """The same by `between.cpp`; hidden states are written in place."""
+    """A pass by `between.cpp`; hidden states are written in place."""
 
     def __post_init__(self) -> None:
         entries = torch.arange(self.window.input_ids.numel()) if self.real is None else self.real
@@ -110,10 +110,10 @@ class NativePass(Pass):
     def norm(self, by: Norm, hidden: Tensor, change: Tensor | None) -> tuple[Tensor, Tensor]:
         return hidden, torch.ops.marsbench.norm.default(hidden, change, by.parameters["weight"], by.epsilon)
 
-    def attention(self, layer: int, every: Tensor) -> Tensor:
+    def attention(self, layer: int, qkv: Tensor) -> Tensor:
         shape = self.shape
-        stores = self.cache.stores(layer, every, (shape.kv_heads, shape.size))
-        out: Tensor = torch.ops.marsbench.attention.default(every, *self.turned, *stores, *self._window, shape.scale)
+        stores = self.cache.stores(layer, qkv, (shape.kv_heads, shape.size))
+        out: Tensor = torch.ops.marsbench.attention.default(qkv, *self.cos_sin, *stores, *self._window, shape.scale)
         return out
 
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:

@@ -137,11 +137,11 @@ class LeanDecoder:
         if masks is not None:
             gate = (masks.view(-1, 1) if real is None else masks.view(-1, 1)[real]).to(hidden.dtype)
             hidden = torch.addcmul(hidden, gate, self._vector)
-        turned = self._rotation(position, relative.shape[1], hidden)
+        cos_sin = self._rotation(position, relative.shape[1], hidden)
         kind: type[Pass] = Pass
         if not torch.is_grad_enabled():
             kind = NativePass if self._is_native else Pass if cache.parts is None else JoinedPass
-        run = kind(self._shape, cache, window, relative, real, turned, hidden.dtype)
+        run = kind(self._shape, cache, window, relative, real, cos_sin, hidden.dtype)
         change: Tensor | None = None
         for layer in self._layers:
             hidden, change = layer(run, hidden, change, gate)
@@ -189,14 +189,14 @@ class _Layer:
     def __call__(
         self, run: Pass, hidden: Tensor, change: Tensor | None, gate: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states [M, H] of the real entries, and what is yet to be added to them, to those after the layer."""
-        hidden, seen = run.norm(self._norms[0], hidden, change)
-        (every,) = self.attention(seen, gate)
-        hidden, change = run.through(self.out, run.attention(self._number, every), gate, hidden)
-        hidden, seen = run.norm(self._norms[1], hidden, change)
-        opening, up = self.mlp(seen, gate)
+        """Hidden states [M, H] of the real entries after the layer, and the change that is yet to be added to them."""
+        hidden, normed = run.norm(self._norms[0], hidden, change)
+        (qkv,) = self.attention(normed, gate)
+        hidden, change = run.project(self.out, run.attention(self._number, qkv), gate, hidden)
+        hidden, normed = run.norm(self._norms[1], hidden, change)
+        opening, up = self.mlp(normed, gate)
         acted = run.swiglu(opening, up) if self._activation is None else self._activation(opening) * up
-        return run.through(self.down, acted, gate, hidden)
+        return run.project(self.down, acted, gate, hidden)
 
 
 class _Head:

@@ -92,10 +92,10 @@ def _measured(dtype: torch.dtype, positions: int) -> float:
     laps = list[tuple[float, float]]()
     for _ in range(_REPEATS + 1):  # the first warms up
         begin = perf_counter()
-        for one in plain:
-            F.linear(values, one)
+        for matrix in plain:
+            F.linear(values, matrix)
         middle = perf_counter()
-        for one in packed:
-            product(values, one)
+        for matrix in packed:
+            product(values, matrix)
         laps.append((middle - begin, perf_counter() - middle))
     return round(min(ours for _, ours in laps) / min(torchs for torchs, _ in laps), 3)

@@ -34,7 +34,7 @@ def join_sites(sites: Iterable[Site]) -> None:
         if site.joined is not None and all(map(_lie_in, site.joined, (weights, biases))):
             continue
         site.joined = None
-        plain = all(type(one) is nn.Parameter and one.is_contiguous() for one in weights)
+        plain = all(type(weight) is nn.Parameter and weight.is_contiguous() for weight in weights)
         if not plain or not joins(weights[0].device) or len({bias is None for bias in biases}) > 1:
             continue
         with torch.inference_mode(False), torch.no_grad():
@@ -92,7 +92,7 @@ class JoinedPass(Pass):
         if parts.number > 1:
             mask = mask.view(self._rows, 1, -1, *parts).permute(0, 3, 1, 2, 4).flatten(0, 1).contiguous()
         self._mask = mask.expand(-1, shape.kv_heads, queries, -1)
-        cos, sin = self.turned
+        cos, sin = self.cos_sin
         turned, still = (len(cos), shape.heads + shape.kv_heads, -1), (len(cos), shape.kv_heads, shape.size)
         self._cos = torch.cat([cos.expand(*turned), torch.ones(still, dtype=cos.dtype, device=device)], 1)
         self._sin = torch.cat([sin.expand(*turned), torch.zeros(still, dtype=sin.dtype, device=device)], 1)
@@ -101,13 +101,13 @@ class JoinedPass(Pass):
         """See `Pass`; the change has been added already."""
         return hidden, F.rms_norm(hidden, (hidden.shape[1],), by.parameters["weight"], by.epsilon)
 
-    def through(self, site: Site, values: Tensor, gate: Tensor | None, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+    def project(self, site: Site, values: Tensor, gate: Tensor | None, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
         """See `Pass`: added to the hidden states in place, by the product itself where it can be."""
         return site.add_to(hidden, values, gate), None
 
-    def attention(self, layer: int, every: Tensor) -> Tensor:
+    def attention(self, layer: int, qkv: Tensor) -> Tensor:
         shape = self.shape
-        values = every.view(len(every), -1, shape.size)
+        values = qkv.view(len(qkv), -1, shape.size)
         turned = torch.addcmul(values * self._cos, values.roll(shape.size // 2, -1), self._sin)
         queries, both = turned.split_with_sizes([shape.heads, 2 * shape.kv_heads], 1)
         stores = self.cache.write_both(layer, both.view(-1, 2, shape.kv_heads, shape.size))
@@ -122,7 +122,7 @@ class JoinedPass(Pass):
         out = out.view(rows, count, shape.kv_heads, group, width, shape.size)
         # In the order in which the next product reads: entries, then heads.
         weighed = out.permute(0, 4, 2, 3, 1, 5) * weights.permute(0, 4, 2, 3, 1, 5)
-        return weighed.sum(4).view(rows * width, -1).to(every.dtype)
+        return weighed.sum(4).view(rows * width, -1).to(qkv.dtype)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:

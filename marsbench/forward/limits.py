@@ -36,7 +36,7 @@ def check_ids(model: Any, **ids: int | None) -> None:
             token_id(token, f"{name} id", vocabulary_of(model), where=type(model).__name__)
 
 
-def check_masks(model: Any, method: Any) -> None:
+def check_mask_id(model: Any, method: Any) -> None:
     mask_id, draft = getattr(method, "mask_id", -1), getattr(method, "draft", None)
     if mask_id != -1:  # which stands for no masks
         for reader in (model, *([] if draft is None else [draft])):

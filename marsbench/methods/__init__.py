@@ -232,7 +232,7 @@ class Decoding(Options):
 
     @property
     def line(self) -> Line:
-        line = Line.raced(self.method, "", self.method, threshold=self.threshold, **self.given)
+        line = Line.named(self.method, "", self.method, threshold=self.threshold, **self.given)
         return replace(line, untrained_masks=self.untrained_masks, compiled=self.compiled)
 
 

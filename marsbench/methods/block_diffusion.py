@@ -64,4 +64,4 @@ class BlockDiffusion(Method):
     def _open(self, rows: Rows, position: Tensor) -> Tensor:
         """Which positions hold no token yet, bool like `position`; those past the row's end never do."""
         at = position.clamp(0, rows.tokens.shape[1] - 1)
-        return (rows.born.gather(1, at) == EMPTY) | (position >= rows.end.unsqueeze(1))
+        return (rows.settled_by.gather(1, at) == EMPTY) | (position >= rows.end.unsqueeze(1))

@@ -39,9 +39,9 @@ class CarriedOver(Method):
         place = rows.length + 611 * torch.arange(len(rows), device=rows.length.device)  # rows draw apart
         kept = self.draws[place.remainder(len(self.draws))]
         if isinstance(self.method, Mars):
-            return Accepted.run(rows, accepted.ids, kept.clamp(max=accepted.ids.shape[1] - 1) + 1, accepted.kept)
+            return Accepted.leading(rows, accepted.ids, kept.clamp(max=accepted.ids.shape[1] - 1) + 1, accepted.kept)
         kept = torch.minimum(kept, drafted)
-        forced = Accepted.run(rows, accepted.ids, kept + 1, pending(rows) + kept)
+        forced = Accepted.leading(rows, accepted.ids, kept + 1, pending(rows) + kept)
         usable = room_for_drafts(rows, forced).clamp(max=self.method.window - 1)
         rows.drafted = usable * (kept == drafted) if self.method.layout == "linear" else usable
         return forced

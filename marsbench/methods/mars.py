@@ -10,7 +10,7 @@ from torch import Tensor
 
 from marsbench.decoding.acceptance import confidence, leading_run
 from marsbench.decoding.generation import Metric
-from marsbench.decoding.reading import read_line
+from marsbench.decoding.reading import read_linear
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method
 from marsbench.decoding.windows import last, linear_window, pending
@@ -31,7 +31,7 @@ class Mars(Method):
     mask_id: int
     window: int = 4
     metric: Metric = "probability"
-    head_top: int = 64
+    head_top: int = 64  # of a mask's tokens, the likeliest that a draft head chooses from
 
     def most(self) -> Most | None:
         return Most(pending=self.window, drafted=0, behind=self.window - 1)
@@ -42,9 +42,9 @@ class Mars(Method):
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         logits = answer.logits(slice(last(rows), None))
-        ids = read_line(rows, answer, logits, logits.shape[1] - 1, self.head_top)
+        ids = read_linear(rows, answer, logits, logits.shape[1] - 1, self.head_top)
         count = leading_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1))
-        return Accepted.run(rows, ids, count, pending(rows))
+        return Accepted.leading(rows, ids, count, kept=pending(rows))
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class MarsBlockCache(Mars):
     cache_block: int = 4
 
     def most(self) -> None:
-        """Rows stand anywhere in their blocks."""
+        """None: rows stand anywhere in their blocks."""
 
     def propose(self, rows: Rows) -> Window:
         needed = self._block_end(rows) - rows.length - 1
@@ -95,7 +95,7 @@ class MarsNoCache(Mars):
     appended_masks: int | None = None
 
     def most(self) -> None:
-        """The window grows with the row."""
+        """None: the window grows with the row."""
 
     def propose(self, rows: Rows) -> Window:
         if self.appended_masks is None:

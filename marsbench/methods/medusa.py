@@ -82,7 +82,7 @@ class Medusa(Method):
         ahead = F.pad(depth[: rows.extent.drafted] + 1, (1, 0))
         ids = rows.choose(answer.logits(slice(last(rows), None)), rows.length.unsqueeze(1) + ahead)
         path, steps, on_chain = self._right_path(rows, ids)
-        accepted = Accepted.run(rows, ids.gather(1, path), steps + 1, pending(rows) + on_chain)
+        accepted = Accepted.leading(rows, ids.gather(1, path), steps + 1, pending(rows) + on_chain)
         # The heads guess on from the last right entry of the way.
         states = self.heads(answer.states(last(rows) + path.gather(1, steps.unsqueeze(1)))).squeeze(1)  # [N, heads, H]
         best = answer.lm_head(states).topk(self.tree_width, dim=-1).indices  # [N, heads, width]

@@ -11,7 +11,7 @@ import torch
 
 from marsbench.decoding.acceptance import confidence, leading_run, passing_run
 from marsbench.decoding.generation import Metric
-from marsbench.decoding.reading import read_line, right_drafts, room_for_drafts
+from marsbench.decoding.reading import read_linear, right_drafts, room_for_drafts
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.step import Method
 from marsbench.decoding.windows import last, linear_window, pending
@@ -44,15 +44,15 @@ class Mixed(Method):
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         first = last(rows)
         logits = answer.logits(slice(first, None))  # [N, 1 + drafts + masks, V]
-        ids = read_line(rows, answer, logits, rows.extent.windows[0] - 1, self.head_top)
+        ids = read_linear(rows, answer, logits, rows.extent.windows[0] - 1, self.head_top)
         if logits.shape[1] == 1:  # no row guesses
-            return Accepted.run(rows, ids, torch.ones_like(rows.length), pending(rows))
+            return Accepted.leading(rows, ids, torch.ones_like(rows.length), pending(rows))
         place = torch.arange(logits.shape[1], device=logits.device)
         passes = confidence(logits, self.metric) >= rows.bar.unsqueeze(1)
         checked = right_drafts(rows, ids)
         taken = leading_run(passes & (place < rows.window.unsqueeze(1)))
         count = torch.where(rows.verified, checked + 1, taken)
-        accepted = Accepted.run(rows, ids, count, pending(rows) + torch.where(rows.verified, checked, 0))
+        accepted = Accepted.leading(rows, ids, count, pending(rows) + torch.where(rows.verified, checked, 0))
         # What verified rows' masks say, as far as it passes; nothing where they stand behind a wrong draft.
         masks = (rows.drafted + 1).unsqueeze(1) + place[: rows.extent.windows[0] - 1]
         room = torch.minimum(room_for_drafts(rows, accepted), rows.window - 1)

@@ -90,12 +90,12 @@ class Speculative(Method):
 
     def _lane(self, rows: Rows, drafts: int) -> Rows:
         bar, known = self.drafting.bar(self.draft_threshold if self.draft_method == "mars" else None), rows.extent
-        pending, even = known.draft_pending, known.draft_level
-        extent = known._replace(pending=pending, drafted=0, even=even, thresholded=isfinite(bar))
+        known = known._replace(pending=known.draft_pending, drafted=0, even=known.draft_level)
         return replace(
-            rows, tokens=rows.tokens.clone(), born=rows.born.clone(), cached=rows.draft_cached, cache=rows.draft_cache,
-            end=torch.minimum(rows.length + drafts, rows.end - 1), bar=torch.full_like(rows.bar, bar),
-            drafts=rows.tokens[:, :0], drafted=torch.zeros_like(rows.drafted), extent=extent,
+            rows, tokens=rows.tokens.clone(), settled_by=rows.settled_by.clone(), cached=rows.draft_cached,
+            cache=rows.draft_cache, end=torch.minimum(rows.length + drafts, rows.end - 1),
+            bar=torch.full_like(rows.bar, bar), drafts=rows.tokens[:, :0], drafted=torch.zeros_like(rows.drafted),
+            extent=known._replace(thresholded=isfinite(bar)),
         )  # fmt: skip
 
 
@@ -126,4 +126,4 @@ class MarsSpeculative(Speculative):
         extension, logits = read_masks(rows, answer, entries, logits, verified, self.head_top)
         sure = passing_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1))
         ids = F.pad(verified.ids, (0, masks)).scatter(1, behind, extension)
-        return Accepted.run(rows, ids, verified.advance + sure, verified.kept)
+        return Accepted.leading(rows, ids, verified.advance + sure, verified.kept)

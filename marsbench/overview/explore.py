@@ -89,7 +89,7 @@ def _race(sweep: SweepCells, scale: Preset) -> dict[str, Any]:
 
 def _commands(row: SweepRow) -> list[str]:
     """How to decode like it, with a hole for the batch size: the scale's own checkpoint, and one of the reader's."""
-    how = f"--batch-size {{size}} {Line.raced(row.contender, row.stage, row.method, **row.options).typed}"
+    how = f"--batch-size {{size}} {Line.named(row.contender, row.stage, row.method, **row.options).typed}"
     how += f" --dtype {row.dtype}" if row.dtype not in ("", "float32") else ""
     how += " --compile" if row.compiled else " --no-compile"
     own = f"marsbench eval --scale {row.scale} --stage {row.stage} --benchmark {row.benchmarks[0]} {how}"

@@ -13,7 +13,7 @@ from marsbench.findings.seeds import BySeed
 from marsbench.overview import explore, front_door, index
 from marsbench.rows.kinds import Row
 from marsbench.rows.workspace import Workspace
-from marsbench.studies import claims, pages, studies, studies_on
+from marsbench.studies import claims, queries, studies, studies_on
 from marsbench.studies.study import Study
 
 Parts = Sequence[tuple[Study, Sequence[Row], BySeed]]  # what stands on a page: the rows shown, and those of all seeds
@@ -58,7 +58,7 @@ def _written(wanted: Iterable[str], places: Sequence[Workspace]) -> Iterator[tup
     whole = replace(places[0], variant="")
     judged, seeds = cache(judged_collection), whole.seeds().values()
     for place in places:
-        rows = judged(whole) if place in seeds else alone(place, pages())
+        rows = judged(whole) if place in seeds else alone(place, queries())
         for page in wanted:
             if parts := parts_at(page, place, rows):
                 yield place, write_page(parts, place.scale, place.reports)[0]
@@ -66,14 +66,14 @@ def _written(wanted: Iterable[str], places: Sequence[Workspace]) -> Iterator[tup
 
 def judged_collection(workspace: Workspace) -> Collection:
     """The rows of one scale, with what all claims come to together."""
-    collection = collection_of(workspace, pages())
+    collection = collection_of(workspace, queries())
     judged = judge_all(claims(), [collection])
     return replace(collection, judged=[entry.findings[workspace.scale] for entry in judged])
 
 
 def write_whole_paper(root: Path, scale: str) -> list[Path]:
     """Render the index, explore and README with its picture from the rows of a scale below `root`; their paths."""
-    collections = collect(root, scale, pages())
+    collections = collect(root, scale, queries())
     judged = judge_all(claims(), collections)
     figures = front_door.draw(judged, whole_paper_folder(root, scale))
     texts = _texts(root, scale, collections, judged)
@@ -82,7 +82,7 @@ def write_whole_paper(root: Path, scale: str) -> list[Path]:
 
 def whole_paper(root: Path, scale: str) -> dict[Path, str]:
     """The pages on the whole paper, README among them where it has marks for that: where they belong -> their text."""
-    collections = collect(root, scale, pages())
+    collections = collect(root, scale, queries())
     return _texts(root, scale, collections, judge_all(claims(), collections))
 
 

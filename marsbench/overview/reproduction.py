@@ -15,7 +15,7 @@ from marsbench.racing.sweep import Sweep
 from marsbench.rows.kinds import Row, any_measured
 from marsbench.rows.workspace import Workspace
 from marsbench.running.run import Run
-from marsbench.studies import pages, studies_of_paper, study_of
+from marsbench.studies import queries, studies_of_paper, study_of
 from marsbench.studies.study import Study
 
 
@@ -79,7 +79,7 @@ def _write_page(study: Study, run: Run, made: list[Row] | UserError, *, quick: b
 
 
 def _publish(study: Study, rows: Sequence[Row], workspace: Workspace) -> Path:
-    """Write a page and its rows, instead of stored rows that no other page uses; returns where the page is.
+    """Write a page and its rows, which replace those that only this page had; returns where the page is.
 
     `NothingMeasured` where there is nothing to show; what was published before is left as it is.
     """
@@ -89,8 +89,8 @@ def _publish(study: Study, rows: Sequence[Row], workspace: Workspace) -> Path:
             f"nothing of {study.name} could be measured at scale {workspace.scale}: {'; '.join(reasons)}",
             fix=f"marsbench doctor --scale {workspace.scale} shows what is missing here",
         )
-    before, queries = workspace.rows, pages()
-    others = [queries[name] for name in workspace.pages if name in queries and name != study.key]
+    before, known = workspace.rows, queries()
+    others = [known[name] for name in workspace.pages if name in known and name != study.key]
     stale = {row.id for row in study.query.of(before)} - {row.id for query in others for row in query.of(before)}
     workspace.publish(study.key, [*[row for row in before if row.id not in stale], *rows])
     return write_study(study, workspace)

@@ -22,7 +22,7 @@ from marsbench.studies.study import Study
 
 if TYPE_CHECKING:
     from marsbench.line import TrainedStage
-    from marsbench.running.plans import Asked, TablePlan
+    from marsbench.running.plans import PlannedCell, TablePlan
     from marsbench.running.run import Run
 
 _MOST = 4  # processes by default: each holds about a gibibyte
@@ -44,7 +44,7 @@ class PageTask(RunTask):
         if study.grid is not None and self.batch_size is not None:
             grids = [study.grid(run.scale, self.quick).part(*run.shard).at(self.batch_size)]
         raced = [row for grid in grids for row in Sweep(run, grid).rows()]
-        return Made(page=(*raced, *(study.measure(run) if study.measure else ())))
+        return Made(rows=(*raced, *(study.measure(run) if study.measure else ())))
 
 
 def tasks_of(
@@ -52,12 +52,12 @@ def tasks_of(
 ) -> list[RunTask]:
     """All that some studies lack, each task behind those that it comes after."""
     to_train = trainings([stage for study in wanted for stage in study.trains(scale, quick)], scale, known)
-    asked = {asked.id: asked for study in wanted for asked in _cells(study, known)}
-    tasks: list[RunTask] = [*to_train, *answers(asked.values(), to_train, scale, known, workers=workers)]
+    cells = {cell.id: cell for study in wanted for cell in _cells(study, known)}
+    tasks: list[RunTask] = [*to_train, *answers(cells.values(), to_train, scale, known, workers=workers)]
     return [*tasks, *[task for study in wanted for task in _tasks_of_page(study, scale, known, tasks, quick)]]
 
 
-def _cells(study: Study, known: Known) -> list[Asked]:
+def _cells(study: Study, known: Known) -> list[PlannedCell]:
     return cells_of(study.plans, known, trained_before=study.trained_before)
 
 
@@ -88,7 +88,7 @@ class RunState(Known):
         from marsbench.running.checkpoints import Checkpoints
 
         super().__init__(run.scale)
-        # Place of a cell -> its row; what could not be made, or measured here -> why.
+        # Id of a cell -> its row; of what could not be made, or measured here -> why. `run` has the same `_failures`.
         self._answers, self._failures, self._missing = dict[str, EvaluationRow](), dict[str, str](), dict[str, str]()
         self.run, self.gpus_per_training = replace(run, failures=self._failures), run.gpus_per_training
         self._cells, self._checkpoints = CellRunner(self.run), Checkpoints(self.run)
@@ -96,19 +96,19 @@ class RunState(Known):
     def is_trained(self, trained: TrainedStage) -> bool:
         return self._checkpoints.record(trained) is not None
 
-    def asked(self, plan: TablePlan) -> list[str]:
-        return self.run.asked(plan)
+    def benchmarks_of(self, plan: TablePlan) -> list[str]:
+        return self.run.benchmarks_of(plan)
 
     def computes_in(self, dtype: str) -> bool:
         return self.run.computes_in(dtype)
 
-    def questions_left(self, asked: Asked) -> int:
+    def questions_left(self, cell: PlannedCell) -> int:
         """See `Known`; none where it cannot be asked, as its page will say."""
-        if self._checkpoints.missing(asked.line.trained) or self.run.cannot_ask(asked.benchmark, asked.questions):
+        if self._checkpoints.missing(cell.line.trained) or self.run.cannot_ask(cell.benchmark, cell.questions):
             return 0
-        if (row := self._cells.known(asked)) is None:
-            return len(self.run.exam(asked.benchmark, asked.questions).asked())
-        self._answers[asked.id] = row
+        if (row := self._cells.known(cell)) is None:
+            return len(self.run.exam(cell.benchmark, cell.questions).question_numbers())
+        self._answers[cell.id] = row
         return 0
 
     def hear(self, made: Made) -> None:
@@ -116,27 +116,27 @@ class RunState(Known):
         self._failures |= made.failures
         self._missing |= made.missing
 
-    def page(self, study: Study, parts: Sequence[Ended]) -> list[Row] | UserError:
+    def rows_of(self, study: Study, parts: Sequence[Ended]) -> list[Row] | UserError:
         """The rows of a page: trainings, what it measures itself, answers; or the first reason why there are none."""
         if error := next((part.error for part in parts if part.error is not None), None):
             return error
-        rows: list[Row] = [row for part in parts for row in part.value.page]
+        rows: list[Row] = [row for part in parts for row in part.value.rows]
         if study.plans:
             trained = self._checkpoints.rows(study.shows(self.run.scale))
             rows = [*trained, *rows, *map(self._answer, _cells(study, self))]
         return list({row.key: row for row in rows}.values())  # races name the trainings that all of them need
 
-    def _answer(self, asked: Asked) -> Row:
+    def _answer(self, cell: PlannedCell) -> Row:
         """A cell, as its page's line, or a row that says why there is none."""
-        if (row := self._answers.get(asked.id)) is not None:
-            return replace(row, arm=asked.line.name)
-        line, ids = asked.line, [*[stage.id for stage in asked.line.needs], asked.id]
+        if (row := self._answers.get(cell.id)) is not None:
+            return replace(row, arm=cell.line.name)
+        line, ids = cell.line, [*[stage.id for stage in cell.line.needs], cell.id]
         failure = next(filter(None, map(self._failures.get, ids)), "")
-        reason = failure or self._missing.get(asked.id) or self.run.cannot_ask(asked.benchmark, asked.questions)
+        reason = failure or self._missing.get(cell.id) or self.run.cannot_ask(cell.benchmark, cell.questions)
         reason = reason or next(filter(None, map(self._checkpoints.missing, line.needs)), "it was not answered")
         status: Status = "failed" if failure else "skipped"
-        self.run.reporter.say(f"{line.label}, {asked.benchmark}: {status} ({reason})")
-        return self._cells.without(asked, reason, status)
+        self.run.reporter.say(f"{line.label}, {cell.benchmark}: {status} ({reason})")
+        return self._cells.without(cell, reason, status)
 
 
 def carry_out(
@@ -148,22 +148,22 @@ def carry_out(
     wanted = [study for study in wanted if study.key not in refused]
     if not wanted:
         return refused
-    alone = isinstance(executor, Here)  # in this process, which reports its own progress
-    how: dict[str, Any] = {"workers": 0 if alone else executor.workers, "quick": quick}
+    in_process = isinstance(executor, Here)  # this one, which reports its own progress
+    how: dict[str, Any] = {"workers": 0 if in_process else executor.workers, "quick": quick}
     planned, settings = tasks_of(wanted, run.scale, known, **how), settings_of(run)
     if not run.is_whole:  # what a page measures besides its races needs whole answers
         planned = [task for task in planned if not isinstance(task, PageTask) or task.batch_size]
     tasks = [replace(task, settings=settings) for task in planned]
     of_pages = {task.name: task for task in tasks if isinstance(task, PageTask)}
     made = dict[str, Ended]()
-    with closing(executor.run(tasks) if alone else shown(executor, tasks, run)) as running:
+    with closing(executor.run(tasks) if in_process else shown(executor, tasks, run)) as running:
         for ended in running:
             made[ended.name] = ended
             known.hear(ended.value)
-            if alone and ended.error is not None and ended.name not in of_pages:
+            if in_process and ended.error is not None and ended.name not in of_pages:
                 run.reporter.say(escape(str(ended.error)))
     parts = {study.key: [made[name] for name, task in of_pages.items() if task.study == study.key] for study in wanted}
-    return refused | {study.key: known.page(study, parts[study.key]) for study in wanted}
+    return refused | {study.key: known.rows_of(study, parts[study.key]) for study in wanted}
 
 
 def shown(executor: Executor, tasks: Sequence[RunTask], run: Run) -> Generator[Ended, None, None]:
@@ -206,15 +206,15 @@ def _refusal(study: Study, run: Run, quick: bool) -> list[Row] | UserError | Non
     try:
         if study.grid is not None:
             Sweep(run, study.grid(run.scale, quick))
-        cells = [asked for plan in study.plans for asked in plan.cells(run.asked(plan))]
+        cells = [cell for plan in study.plans for cell in plan.cells(run.benchmarks_of(plan))]
     except UserError as error:
         return error
-    refused = [(asked, reason) for asked in cells if (reason := run.cannot_ask(asked.benchmark, asked.questions))]
+    refused = [(cell, reason) for cell in cells if (reason := run.cannot_ask(cell.benchmark, cell.questions))]
     if not refused or len(refused) < len(cells):
         return None
-    for asked, reason in refused:
-        run.reporter.say_once(f"{asked.benchmark}: skipped ({reason})")
-    return [CellRunner(run).without(asked, reason) for asked, reason in refused]
+    for cell, reason in refused:
+        run.reporter.say_once(f"{cell.benchmark}: skipped ({reason})")
+    return [CellRunner(run).without(cell, reason) for cell, reason in refused]
 
 
 def executor_of(run: Run, *, jobs: int | None = None, cluster: str | None = None) -> Executor:

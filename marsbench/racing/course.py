@@ -79,8 +79,8 @@ def ask(names: Sequence[str], count: int, tokenizer: Any, data_dir: Path | None 
     exams = {name: prepare(benchmark(name), data_dir).first(each) for name in names}
     of_each = list[list[Question]]()
     for name, exam in exams.items():
-        if len(exam.asked()) < each:
-            raise UserError(f"{name} has {len(exam.asked())} questions, not {each}", fix="ask fewer prompts")
+        if len(exam.question_numbers()) < each:
+            raise UserError(f"{name} has {len(exam.question_numbers())} questions, not {each}", fix="ask fewer prompts")
         of_each.append([Question(name, number, text) for number, text in sorted(prompts_of(exam, tokenizer).items())])
     return Questions(exams, [question for in_turn in zip(*of_each, strict=True) for question in in_turn])
 

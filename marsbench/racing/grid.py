@@ -221,7 +221,7 @@ class Carried(NamedTuple):
 
 def draws_of(rates: Sequence[float], seed: int = 0) -> list[int]:
     drawn = random.Random(f"acceptance {seed}")
-    return [sum(one < rate for rate in rates) for one in (drawn.random() for _ in range(_DRAWS))]
+    return [sum(chance < rate for rate in rates) for chance in (drawn.random() for _ in range(_DRAWS))]
 
 
 def carried_of(said: Any, guesses: int, where: str = "") -> Carried:
@@ -251,7 +251,7 @@ def _rates(mean: float, guesses: int) -> tuple[float, ...]:
     """Rates of guesses that are each as likely to be kept as the one before, and together come to a mean."""
 
     def at(rate: float) -> list[float]:
-        return list(accumulate([rate] * guesses, lambda so_far, one: so_far * one))
+        return list(accumulate([rate] * guesses, lambda so_far, own: so_far * own))
 
     low, high = 0.0, 1.0
     for _ in range(60):

@@ -64,7 +64,7 @@ def profile(contender: Answering, race: Race) -> dict[str, float]:
 
 def _timed(decoder: Any, parts: _Parts) -> Any:
     def answer(*given: Any) -> Any:
-        found = decoder(*given)
-        return replace(found, lm_head=parts.timed("LM head")(found.lm_head))
+        states = decoder(*given)
+        return replace(states, lm_head=parts.timed("LM head")(states.lm_head))
 
     return parts.timed("decoder")(answer)

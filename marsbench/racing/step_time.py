@@ -44,7 +44,7 @@ class _Probe(Method):
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         ids = answer.logits(slice(last(rows), None)).max(-1).indices[:, :1]
-        return Accepted.run(rows, ids, torch.ones_like(rows.length), pending(rows))
+        return Accepted.leading(rows, ids, torch.ones_like(rows.length), pending(rows))
 
 
 def step_times(model: Any, positions: int, progress: Counted) -> dict[str, Any]:

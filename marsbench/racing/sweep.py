@@ -16,7 +16,7 @@ from marsbench.racing.grid import BASELINES, Grid
 from marsbench.racing.race import Outcome, RoundLog
 from marsbench.rows.kinds import Row, StepTimeRow, SweepRow
 from marsbench.rows.workspace import full_disk_explained
-from marsbench.running.run import Run, kept
+from marsbench.running.run import Run, made_once
 
 
 class Sweep:
@@ -87,7 +87,7 @@ def _step_times(course: Course) -> StepTimeRow:
             "provenance": {**loaded.origin, **packing_in_words(), "others_cores": used},
         }
 
-    return kept(run, StepTimeRow, {"kind": "step_time", "weights": loaded.weights, **course.everywhere}, timed)
+    return made_once(run, StepTimeRow, {"kind": "step_time", "weights": loaded.weights, **course.everywhere}, timed)
 
 
 def _sweep_row(

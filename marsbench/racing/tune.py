@@ -43,8 +43,8 @@ class Advice:
         raced = f"{self.raced.value:.2f} [{self.raced.interval.low:.2f}, {self.raced.interval.high:.2f}]"
         if self.raced.value <= 1:
             return f"{ar}\n{best.contender.name} was expected to be {fast} as fast, and raced {raced}"
-        found = f"{best.tokens_per_forward:.2f} tokens/forward, {best.points_lost:+.1f} points lost on these questions"
-        return f"{condition}: {best.contender.typed}\nexpected {fast} ar, raced {raced}; {found}"
+        its = f"{best.tokens_per_forward:.2f} tokens/forward, {best.points_lost:+.1f} points lost on these questions"
+        return f"{condition}: {best.contender.typed}\nexpected {fast} ar, raced {raced}; {its}"
 
 
 def candidates(block_size: int) -> tuple[Line, ...]:
@@ -52,10 +52,10 @@ def candidates(block_size: int) -> tuple[Line, ...]:
     linear = [{"layout": "linear", "window": window, "threshold": 0.5} for window in windows]
     groups = [{"layout": "groups", "window": window} for window in windows if window <= block_size]
     return (
-        Line.raced("ar", "", "ar"),
-        *[Line.raced(f"mars, tau = {tau:g}", "", "mars", block_size=block_size, threshold=tau) for tau in THRESHOLDS],
+        Line.named("ar", "", "ar"),
+        *[Line.named(f"mars, tau = {tau:g}", "", "mars", block_size=block_size, threshold=tau) for tau in THRESHOLDS],
         *[
-            Line.raced(", ".join(["mars-verified", *[f"{name} = {value}" for name, value in how.items()]]), "",
+            Line.named(", ".join(["mars-verified", *[f"{name} = {value}" for name, value in how.items()]]), "",
                        "mars-verified", **how)
             for how in (*linear, *groups)
         ],

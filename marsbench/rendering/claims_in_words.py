@@ -65,9 +65,9 @@ def counted(result: Finding) -> str:
 def claims_table(entries: Iterable[tuple[Sequence[str], str, Finding]], *heads: str, papers: bool = True) -> str:
     """A table of findings. Each entry has the first cells of its line (below `heads`), the scale and the finding."""
     lines = []
-    for before, scale, one in entries:
-        paper = [published(one.claim)] if papers else []
-        lines.append([*before, *paper, measured(one), counted(one), verdict(one, scale)])
+    for before, scale, result in entries:
+        paper = [published(result.claim)] if papers else []
+        lines.append([*before, *paper, measured(result), counted(result), verdict(result, scale)])
     head = [*heads, *(["the paper"] if papers else []), "measured [95 %]", "n", "verdict"]
     return table(head, lines, text=range(len(head)))
 
@@ -78,18 +78,18 @@ def numbers_of(findings: Iterable[Finding]) -> dict[str, str]:
     `name1` is the first number that is shown beside the claim's, `name2` the second.
     """
     known = {
-        f"{one.claim.name.replace('-', '_')}{place or ''}": each
-        for one in findings
-        for place, each in enumerate([one, *[beside for _, beside in one.beside]])
+        f"{result.claim.name.replace('-', '_')}{place or ''}": each
+        for result in findings
+        for place, each in enumerate([result, *[beside for _, beside in result.beside]])
     }
-    numbers = {name: one.number if one.estimate else "" for name, one in known.items()}
-    return numbers | {f"by_{name}": one.by if one.estimate else "" for name, one in known.items()}
+    numbers = {name: result.number if result.estimate else "" for name, result in known.items()}
+    return numbers | {f"by_{name}": result.by if result.estimate else "" for name, result in known.items()}
 
 
 def page_claims(claims: Iterable[Claim], seeds: BySeed, scale: str) -> str:
-    results = [one for claim in claims if (one := finding(claim, seeds)).estimate is not None]
-    entries = [([f"{'' if one.claim.papers else 'Ours: '}{one.claim.text}"], scale, one) for one in results]
-    return paragraphs(claims_table(entries, "claim"), untestable(one.claim for one in results))
+    results = [result for claim in claims if (result := finding(claim, seeds)).estimate is not None]
+    entries = [([f"{'' if result.claim.papers else 'Ours: '}{result.claim.text}"], scale, result) for result in results]
+    return paragraphs(claims_table(entries, "claim"), untestable(result.claim for result in results))
 
 
 def untestable(claims: Iterable[Claim]) -> str:
@@ -99,5 +99,5 @@ def untestable(claims: Iterable[Claim]) -> str:
 
 def tally(results: Iterable[tuple[str, Finding]]) -> str:
     """How many claims have each verdict, as in "3 hold, 1 does not hold, 2 open"."""
-    counts = Counter(verdict(one, scale).removesuffix(" in the toy") for scale, one in results)
+    counts = Counter(verdict(result, scale).removesuffix(" in the toy") for scale, result in results)
     return ", ".join(f"{counts[word]} {_PLURAL.get(word, word)}" for word in _IN_TURN if counts[word])

@@ -308,8 +308,7 @@ def to_json(row: Row) -> dict[str, Any]:
 
 
 def _kind_of(record: Any) -> str | None:
-    known = isinstance(record, dict) and record.get("schema") == SCHEMA
-    return str(record.get("kind")) if known else None
+    return str(record.get("kind")) if isinstance(record, dict) and record.get("schema") == SCHEMA else None
 
 
 # A row of any kind, as pydantic reads it from its line.

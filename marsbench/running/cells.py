@@ -14,7 +14,7 @@ from marsbench.methods import METHODS
 from marsbench.provenance import products, provenance
 from marsbench.rows.kinds import EvaluationRow, Status
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.plans import Asked
+from marsbench.running.plans import PlannedCell
 from marsbench.running.run import Run
 from marsbench.training.checkpoints import Loaded
 
@@ -23,16 +23,16 @@ class CellRunner:
     def __init__(self, run: Run) -> None:
         self._run, self._checkpoints = run, Checkpoints(run)
 
-    def cell(self, asked: Asked, loaded: Loaded, draft: Loaded | None = None, *, said: str = "") -> EvaluationRow:
-        """A cell, answered and scored now unless it was; its title on the terminal ends by what is `said`."""
-        run, line = self._run, asked.line
+    def row(self, cell: PlannedCell, loaded: Loaded, draft: Loaded | None = None, *, said: str = "") -> EvaluationRow:
+        """The row of a cell, answered and scored now unless it was; `said` ends its title on the terminal."""
+        run, line = self._run, cell.line
         answering = self.answering(line, loaded, draft)
         weights = loaded.weights, draft.weights if draft else None
-        key = self._key(asked, *weights, loaded.dtype, answering.compiled)
+        key = self._key(cell, *weights, loaded.dtype, answering.compiled)
         if (row := self._done(key, line)) is not None:
             return row
         run.reporter.say_once(answering.remark)
-        exam, title = run.exam(asked.benchmark, asked.questions), f"{line.label}, {asked.benchmark}{said}"
+        exam, title = run.exam(cell.benchmark, cell.questions), f"{line.label}, {cell.benchmark}{said}"
         origin, started, logs = provenance(seed=run.seed), time.perf_counter(), run.answer_logs(key)
         chosen, limit = exam.benchmark, run.answer_limit(exam.benchmark.name)
         for file in logs if run.existing == "rerun" else ():
@@ -42,7 +42,7 @@ class CellRunner:
         cuts = [each.prompt_cut for each in scored.answers]
         run.reporter.say_once(cut_in_words(chosen.name, cuts, room_for_prompt(loaded.model, limit)))
         row = EvaluationRow(
-            key, "done", "", run.scale.scale, **line.identity, benchmark=chosen.name, metric=chosen.headline,
+            key, "done", "", run.scale.scale, **line.row_fields, benchmark=chosen.name, metric=chosen.headline,
             correct=scored.correct,
             others={name: values for name, values in scored.scores.items() if name != chosen.headline},
             emitted=[each.emitted for each in scored.answers],
@@ -58,15 +58,15 @@ class CellRunner:
             run.row_file.append(row)
         return row
 
-    def known(self, asked: Asked) -> EvaluationRow | None:
+    def known(self, cell: PlannedCell) -> EvaluationRow | None:
         """The row of a cell that may be taken as it is, decoded from the run's own checkpoints of today."""
-        line, name, questions = asked
+        line, name, questions = cell
         if self._run.cannot_ask(name, questions):
             return None
         weights = [record.weights for stage in line.needs if (record := self._checkpoints.own(stage)) is not None]
         if len(weights) < len(line.needs):
             return None
-        return self._done(self._key(asked, weights[0], weights[1] if line.draft else None, line.dtype), line)
+        return self._done(self._key(cell, weights[0], weights[1] if line.draft else None, line.dtype), line)
 
     def _done(self, key: str, line: Line) -> EvaluationRow | None:
         """A finished row, as the line's: another table's line may have measured it."""
@@ -80,20 +80,20 @@ class CellRunner:
         with self._checkpoints.others_may_fail(line.trained):
             return Answering.of(line, loaded, draft, batch_size=rows, prefill_positions=self._run.prefill_positions)
 
-    def without(self, asked: Asked, reason: str, status: Status = "skipped") -> EvaluationRow:
-        line, scale, origin = asked.line, self._run.scale.scale, provenance(seed=self._run.seed)
-        key = content_hash({"skipped": [line.name, asked.benchmark, scale, reason]})
-        metric = benchmark(asked.benchmark).headline
+    def without(self, cell: PlannedCell, reason: str, status: Status = "skipped") -> EvaluationRow:
+        line, scale, origin = cell.line, self._run.scale.scale, provenance(seed=self._run.seed)
+        key = content_hash({"skipped": [line.name, cell.benchmark, scale, reason]})
+        metric = benchmark(cell.benchmark).headline
         return EvaluationRow(
-            key, status, reason, scale, **line.identity, benchmark=asked.benchmark, metric=metric, provenance=origin,
+            key, status, reason, scale, **line.row_fields, benchmark=cell.benchmark, metric=metric, provenance=origin,
             dtype=line.dtype,
         )  # fmt: skip
 
     def _key(
-        self, asked: Asked, weights: str | None, draft: str | None, dtype: str = "float32", compiled: bool = False
+        self, cell: PlannedCell, weights: str | None, draft: str | None, dtype: str = "float32", compiled: bool = False
     ) -> str:
         """The key of everything that decides a cell's answers; compiled steps round otherwise in 16 bits."""
-        (line, name, questions), run = asked, self._run
+        (line, name, questions), run = cell, self._run
         return content_hash({
             "stage": line.stage, "method": line.method, "options": line.options, "benchmark": name,
             "tasks": run.exam(name, questions).fingerprint, "limit": run.questions(questions),

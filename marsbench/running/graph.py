@@ -22,7 +22,7 @@ from marsbench.presets import Preset
 from marsbench.progress import Reporter, quieten_libraries
 from marsbench.rows.kinds import EvaluationRow, Row
 from marsbench.rows.workspace import full_disk_explained
-from marsbench.running.plans import Asked, TablePlan, decoding_s, is_ours, parents_first, questions_of, training_s
+from marsbench.running.plans import PlannedCell, TablePlan, decoding_s, is_ours, parents_first, questions_of, training_s
 
 if TYPE_CHECKING:
     from marsbench.running.run import Run
@@ -42,7 +42,7 @@ class Made:
     answers: Mapping[str, EvaluationRow] = field(default_factory=dict)  # id of a cell -> its row
     failures: Mapping[str, str] = field(default_factory=dict)  # what it could not make -> why (`Run.failures`)
     missing: Mapping[str, str] = field(default_factory=dict)  # id of a cell that cannot be measured here -> why
-    page: tuple[Row, ...] = ()  # what a page has beside answers, or the rows of one of its races
+    rows: tuple[Row, ...] = ()  # what a page has beside answers, or the rows of one of its races
     trained: TrainedStage | None = None  # the checkpoint that is there now
 
 
@@ -62,7 +62,7 @@ class RunTask(Task):
 
     @property
     def makes(self) -> frozenset[str]:
-        """The ids of the checkpoints and answers that it makes (`TrainedStage.id`, `Asked.id`)."""
+        """The ids of the checkpoints and answers that it makes (`TrainedStage.id`, `PlannedCell.id`)."""
         return frozenset()
 
     def run(self, made: Sequence[Made | None], reporter: Reporter) -> Made:
@@ -108,7 +108,7 @@ class TrainTask(RunTask):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerTask(RunTask):
-    cells: tuple[Asked, ...]
+    cells: tuple[PlannedCell, ...]
     numbers: tuple[int, ...]  # of these cells, counted among all that are to be answered
     of: int  # how many those are
 
@@ -128,22 +128,22 @@ class AnswerTask(RunTask):
         try:
             loaded = Checkpoints(run).of_line(self.cells[0].line)
         except Unavailable as error:
-            return Made(missing={asked.id: error.reason for asked in self.cells})
-        cells, failures, missing = CellRunner(run), dict[str, str](), dict[str, str]()
+            return Made(missing={cell.id: error.reason for cell in self.cells})
+        runner, failures, missing = CellRunner(run), dict[str, str](), dict[str, str]()
         answers: dict[str, EvaluationRow] = {}
-        for number, asked in zip(self.numbers, self.cells, strict=True):
-            if asked.id in run.failures:
+        for number, cell in zip(self.numbers, self.cells, strict=True):
+            if cell.id in run.failures:
                 continue
             try:
-                answers[asked.id] = cells.cell(asked, *loaded, said=f" (cell {number} of {self.of})")
+                answers[cell.id] = runner.row(cell, *loaded, said=f" (cell {number} of {self.of})")
             except Unavailable as error:
-                missing[asked.id] = error.reason
+                missing[cell.id] = error.reason
             except UserError as error:
                 run.reporter.say(str(error))
-                failures[asked.id] = error.reason
+                failures[cell.id] = error.reason
             except Exception as error:
                 traceback.print_exc(file=sys.stderr)
-                failures[asked.id] = f"{type(error).__name__}: {str(error).strip()}"
+                failures[cell.id] = f"{type(error).__name__}: {str(error).strip()}"
         return Made(answers, failures, missing)
 
 
@@ -164,16 +164,16 @@ class Known:
     def is_there(self, trained: TrainedStage) -> bool:
         return self._scale.ready_checkpoint(*trained) is not None or self.is_trained(trained)
 
-    def asked(self, plan: TablePlan) -> list[str]:
+    def benchmarks_of(self, plan: TablePlan) -> list[str]:
         return plan.of(self._scale.benchmarks)
 
     def computes_in(self, dtype: str) -> bool:
         return True
 
-    def questions_left(self, asked: Asked) -> int:
+    def questions_left(self, cell: PlannedCell) -> int:
         """How many questions of a cell have no answers yet; none where there will be no checkpoint."""
-        if all(is_ours(trained, self._scale) or self._scale.ready_checkpoint(*trained) for trained in asked.line.needs):
-            return questions_of(asked.benchmark, self._scale, asked.questions)
+        if all(is_ours(trained, self._scale) or self._scale.ready_checkpoint(*trained) for trained in cell.line.needs):
+            return questions_of(cell.benchmark, self._scale, cell.questions)
         return 0
 
 
@@ -190,45 +190,45 @@ def trainings(wanted: Iterable[TrainedStage], scale: Preset, known: Known) -> li
     return list(tasks.values())
 
 
-def after(wanted: Iterable[TrainedStage | Asked], tasks: Iterable[RunTask]) -> tuple[str, ...]:
+def after(wanted: Iterable[TrainedStage | PlannedCell], tasks: Iterable[RunTask]) -> tuple[str, ...]:
     """The names of those tasks that make some checkpoints and answers."""
     ids = {task.id for task in wanted}
     return tuple(task.name for task in tasks if ids & task.makes)
 
 
-def cells_of(plans: Iterable[TablePlan], known: Known, *, trained_before: bool = False) -> list[Asked]:
+def cells_of(plans: Iterable[TablePlan], known: Known, *, trained_before: bool = False) -> list[PlannedCell]:
     """The cells of some tables that this machine computes; on checkpoints `trained_before`, if only those are asked."""
     return [
-        asked
+        cell
         for plan in plans
-        for asked in plan.cells(known.asked(plan))
-        if known.computes_in(asked.line.dtype)
-        and (not trained_before or all(known.is_there(stage) for stage in asked.line.needs))
+        for cell in plan.cells(known.benchmarks_of(plan))
+        if known.computes_in(cell.line.dtype)
+        and (not trained_before or all(known.is_there(stage) for stage in cell.line.needs))
     ]
 
 
 def answers(
-    wanted: Iterable[Asked], trained: Sequence[TrainTask], scale: Preset, known: Known, *, workers: int
+    wanted: Iterable[PlannedCell], trained: Sequence[TrainTask], scale: Preset, known: Known, *, workers: int
 ) -> list[AnswerTask]:
     """What is to be answered: tasks of one checkpoint each, some for each worker, or all in one (0 workers)."""
-    seconds, groups = dict[str, float](), defaultdict[Any, list[Asked]](list)
-    for asked in wanted:
-        if questions := known.questions_left(asked):
-            tokens = questions * benchmark_of(asked.benchmark).answer_limit(scale.max_new_tokens)
-            seconds[asked.id] = decoding_s(tokens, scale)
-            groups[asked.line.trained, asked.line.draft, asked.line.dtype].append(asked)
+    seconds, groups = dict[str, float](), defaultdict[Any, list[PlannedCell]](list)
+    for cell in wanted:
+        if questions := known.questions_left(cell):
+            tokens = questions * benchmark_of(cell.benchmark).answer_limit(scale.max_new_tokens)
+            seconds[cell.id] = decoding_s(tokens, scale)
+            groups[cell.line.trained, cell.line.draft, cell.line.dtype].append(cell)
     size = max(_LEAST_S, sum(seconds.values()) / (_PER_WORKER * workers)) if workers else math.inf
     numbers, tasks = Counter[TrainedStage](), list[AnswerTask]()
     for group in groups.values():
-        begins = accumulate((seconds[asked.id] for asked in group), initial=0.0)
-        pieces = groupby(zip(begins, group, strict=False), lambda cell: cell[0] // size)
-        for some in (tuple(asked for _, asked in piece) for _, piece in pieces):
-            trained_by = some[0].line.trained
-            numbers[trained_by] += 1
+        begins = accumulate((seconds[cell.id] for cell in group), initial=0.0)
+        pieces = groupby(zip(begins, group, strict=False), lambda begun: begun[0] // size)
+        for some in (tuple(cell for _, cell in piece) for _, piece in pieces):
+            stage = some[0].line.trained
+            numbers[stage] += 1
             tasks.append(AnswerTask(
-                name=f"answering-{trained_by.slug}-{numbers[trained_by]}",
-                title=f"answering with {trained_by.title}, piece {numbers[trained_by]}",
-                after=after(some[0].line.needs, trained), seconds=sum(seconds[asked.id] for asked in some),
-                cells=some, of=len(seconds), numbers=tuple([*seconds].index(asked.id) + 1 for asked in some),
+                name=f"answering-{stage.slug}-{numbers[stage]}",
+                title=f"answering with {stage.title}, piece {numbers[stage]}",
+                after=after(some[0].line.needs, trained), seconds=sum(seconds[cell.id] for cell in some),
+                cells=some, of=len(seconds), numbers=tuple([*seconds].index(cell.id) + 1 for cell in some),
             ))  # fmt: skip
     return tasks

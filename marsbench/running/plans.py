@@ -36,8 +36,8 @@ def drafts_from_afar(trained: TrainedStage, scale: Preset) -> bool:
     return scale.pretrained is not None and stage(trained.stage).draft
 
 
-class Asked(NamedTuple):
-    """A cell: a line on a benchmark, and how many of its questions at most; None = all."""
+class PlannedCell(NamedTuple):
+    """A line on a benchmark, and how many of its questions at most; None = all."""
 
     line: Line
     benchmark: str
@@ -79,14 +79,14 @@ class TablePlan:
 
     def of(self, benchmarks: Iterable[str]) -> list[str]:
         """Those of a scale's benchmarks that the table asks; a mini one stands for the one it is modelled on."""
-        asked = [name for name in benchmarks if not self.benchmarks or modelled_on(name) in self.benchmarks]
-        return [within_training(name) for name in asked] if self.within_training else asked
+        names = [name for name in benchmarks if not self.benchmarks or modelled_on(name) in self.benchmarks]
+        return [within_training(name) for name in names] if self.within_training else names
 
     def asks(self, benchmark: str) -> bool:
         return self.of([benchmark]) == [benchmark] and (self.within_training or not benchmark.startswith("within_"))
 
-    def cells(self, benchmarks: Iterable[str]) -> list[Asked]:
-        return [Asked(line, name, self.questions) for line in self.lines for name in benchmarks]
+    def cells(self, benchmarks: Iterable[str]) -> list[PlannedCell]:
+        return [PlannedCell(line, name, self.questions) for line in self.lines for name in benchmarks]
 
     @property
     def stages(self) -> list[TrainedStage]:

@@ -53,7 +53,7 @@ class Run:
 
     # ---- what it asks ----
 
-    def asked(self, plan: TablePlan) -> list[str]:
+    def benchmarks_of(self, plan: TablePlan) -> list[str]:
         names = plan.of(self.benchmarks or self.scale.benchmarks)
         if not names:
             fix = f"choose among {', '.join(plan.benchmarks)}, or what the world has for them (mini_..., hard_...)"
@@ -113,14 +113,14 @@ class Run:
         return is_ours
 
 
-def kept(run: Run, kind: type[_RowKind], content: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> _RowKind:
+def made_once(
+    run: Run, kind: type[_RowKind], content: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]
+) -> _RowKind:
     """The finished row of what depends on this `content`, or one of the fields and provenance that `make` gives now."""
     key = content_hash(content)
-    row = run.existing_row(key, kind)
-    if row is None:
-        origin, new = provenance(seed=run.seed), cast("Callable[..., _RowKind]", kind)
-        made = dict(make())
+    if (row := run.existing_row(key, kind)) is None:
+        origin, made = provenance(seed=run.seed), dict(make())
         made["provenance"] = {**origin, **made.get("provenance", {})}
-        row = new(key=key, status="done", reason="", scale=run.scale.scale, **made)
+        row = cast("Callable[..., _RowKind]", kind)(key=key, status="done", reason="", scale=run.scale.scale, **made)
         run.row_file.append(row)
     return row

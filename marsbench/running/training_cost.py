@@ -21,7 +21,7 @@ from marsbench.line import TrainedStage
 from marsbench.presets import DEFAULT_BLOCK_SIZE, Preset
 from marsbench.rows.kinds import Row, StepCostRow
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.run import Run, kept
+from marsbench.running.run import Run, made_once
 from marsbench.training import checkpoints, records
 from marsbench.training.data import Collator, in_batches, lengths, taught
 from marsbench.training.memory import bytes_kept, keep_freed_memory, peak
@@ -48,7 +48,7 @@ def step_costs(run: Run) -> list[Row]:
         with run.reporter.bar("timing training steps"):
             return step_cost(run.scale, folder, run.seed)
 
-    return [kept(run, StepCostRow, content, timed)]
+    return [made_once(run, StepCostRow, content, timed)]
 
 
 def step_cost(scale: Preset, checkpoint: Path, seed: int) -> dict[str, dict[str, list[Any]]]:

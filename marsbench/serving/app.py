@@ -51,8 +51,7 @@ def build(engine: EngineClient) -> Starlette:
         Route("/v1/models/{name:path}", routes.one_model, name="one model"),
         Route("/v1/speed", routes.speed, name="the default settings, and the engine's state"),
         Route("/v1/speed", routes.set_speed, methods=["PUT"], name="change the default settings"),
-        Route("/health", routes.health, name="whether requests are taken"),
-        Route("/ping", routes.health, name="whether requests are taken"),
+        *[Route(path, routes.health, name="whether requests are taken") for path in ("/health", "/ping")],
         Route("/version", lambda _: JSONResponse({"version": __version__}), name="the version of marsbench"),
         Route("/metrics", routes.metrics, name="metrics in the format of Prometheus"),
     ]

@@ -21,7 +21,7 @@ _LEAST = -9999.0  # JSON has no infinity
 def likelihood(model: Any, prompt: Sequence[int], tokens: Sequence[int], best: int) -> Likelihood:
     """Log-probabilities of tokens after a prompt, and of the `best` at each place."""
     ids, cache = torch.tensor([[*prompt, *tokens]], device=device_of(model)), RaggedCache()
-    found = Likelihood(list(tokens), [], [])
+    scored = Likelihood(list(tokens), [], [])
     for begin in range(0, ids.shape[1] - 1, _TOGETHER):
         part, after = ids[:, begin : begin + _TOGETHER], ids[0, begin + 1 : begin + 1 + _TOGETHER]
         position = begin + torch.arange(part.shape[1], device=ids.device).unsqueeze(0)
@@ -29,7 +29,7 @@ def likelihood(model: Any, prompt: Sequence[int], tokens: Sequence[int], best: i
         answer = forward(decoder_of(model), cache, window)
         asked = slice(max(len(prompt) - 1 - begin, 0), len(after))  # what stands before the answer's tokens
         sure = answer.logits(asked)[0].float().log_softmax(-1).clamp(min=_LEAST)
-        found.chosen.extend(sure.gather(1, after[asked].unsqueeze(1)).squeeze(1).tolist())
+        scored.chosen.extend(sure.gather(1, after[asked].unsqueeze(1)).squeeze(1).tolist())
         values, indices = (each.tolist() for each in sure.topk(min(best, sure.shape[1])))
-        found.best.extend(dict(zip(*place, strict=True)) for place in zip(indices, values, strict=True))
-    return found
+        scored.best.extend(dict(zip(*place, strict=True)) for place in zip(indices, values, strict=True))
+    return scored

@@ -44,12 +44,11 @@ _Count = Annotated[int, Meta(ge=1)]
 _Best = Annotated[int, Meta(ge=0, le=20)]
 _Token = Annotated[int, Meta(ge=0)]
 
-
-def _part(name: str) -> Meta:
-    """For a part that is read by itself, so that an error can name it: what the API's description says it is."""
-    return Meta(extra_json_schema={"$ref": f"#/components/schemas/{name}"})
-
-
+# Parts that are read by themselves, so that an error can name them; the API's description says what they are.
+_PART = {
+    name: Meta(extra_json_schema={"$ref": f"#/components/schemas/{name}"})
+    for name in ("Message", "StreamOptions", "TextPart")
+}
 # Fields of others that nothing here can honour -> the values that ask for nothing; null does so always.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,), "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,),
@@ -113,7 +112,7 @@ class StreamOptions(Struct):
 class _Decoding(Struct, kw_only=True):
     model: str | None = None
     stream: bool | None = False
-    stream_options: Annotated[Raw, _part("StreamOptions")] | UnsetType = UNSET
+    stream_options: Annotated[Raw, _PART["StreamOptions"]] | UnsetType = UNSET
     n: Annotated[int, Meta(ge=1, le=128)] | None = 1
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -176,12 +175,12 @@ class Message(Struct):
     """A turn of a conversation; its `name` is for chat templates that know names."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[Annotated[Raw, _part("TextPart")]] | None = None
+    content: str | list[Annotated[Raw, _PART["TextPart"]]] | None = None
     name: str | None = None
 
 
 class ChatRequest(_Decoding, kw_only=True):
-    messages: Annotated[list[Annotated[Raw, _part("Message")]], Meta(min_length=1, max_length=10_000)]
+    messages: Annotated[list[Annotated[Raw, _PART["Message"]]], Meta(min_length=1, max_length=10_000)]
     max_tokens: _Count | None = None
     max_completion_tokens: _Count | None = None
     logprobs: bool | None = False

@@ -48,10 +48,10 @@ def study_of(name: str) -> Study:
 
 
 def claims() -> list[Claim]:
-    return [claim for study in studies().values() for claim in (*study.numbers, *study.claims) if claim.text]
+    return [claim for study in studies().values() for claim in (*study.prose_claims, *study.claims) if claim.text]
 
 
-def pages() -> dict[str, Query]:
+def queries() -> dict[str, Query]:
     return {key: study.query for key, study in studies().items()}
 
 

@@ -28,7 +28,7 @@ _STRONGER = (  # beside AR decoding of their own base, which may be another trai
 _SURE = tuple(  # not verified: masks decide, four positions per forward pass
     Line(
         f"{stage}_{tau:g}", f"AR SFT with {words} (tau = {short(tau)})", stage, "mars",
-        {"block_size": 4, "threshold": tau}, optional=True,
+        {"window": 4, "threshold": tau}, optional=True,
     )
     for stage, words, taus in (
         ("mars_gated", "an adapter", (0.99,)),

@@ -54,7 +54,7 @@ def _measured(run: "Run") -> list[Row]:
     from marsbench.keys import versions
     from marsbench.running.cells import CellRunner
     from marsbench.running.checkpoints import Checkpoints
-    from marsbench.running.run import kept
+    from marsbench.running.run import made_once
     from marsbench.training.data import chat_prompt
 
     (loaded,) = Checkpoints(run).of_line(_ONE)
@@ -73,8 +73,8 @@ def _measured(run: "Run") -> list[Row]:
         pairs = zip(answers(_ONE.name, name), answers(line.name, name), strict=True)
         drafts, changed, near = zip(*[compared(one, several, kind) for one, several in pairs], strict=True)
         of_kind = {kind: [counts[kind] for counts in drafts] for kind in KINDS}
-        found = {"drafts": of_kind, "changed": list(changed), "near": list(near)}
-        return {**line.identity, "benchmark": name, "checkpoint": loaded.weights, **found}
+        where = {"benchmark": name, "checkpoint": loaded.weights}
+        return {**line.row_fields, **where, "drafts": of_kind, "changed": list(changed), "near": list(near)}
 
     def row(line: Line, name: str) -> Row:
         content = {
@@ -82,9 +82,9 @@ def _measured(run: "Run") -> list[Row]:
             "tasks": run.exam(name).fingerprint, "max_new_tokens": run.answer_limit(name),
             "versions": versions("decoding", "world"),
         }  # fmt: skip
-        return kept(run, BreakRow, content, partial(made, line, name))
+        return made_once(run, BreakRow, content, partial(made, line, name))
 
-    return [row(line, name) for name in run.asked(PLAN) for line in _SEVERAL]
+    return [row(line, name) for name in run.benchmarks_of(PLAN) for line in _SEVERAL]
 
 
 # ---- the page ----

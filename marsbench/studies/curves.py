@@ -126,15 +126,15 @@ def numbers(seeds: Seeds) -> dict[str, str]:
     claims.append(emits_more(PLAN, _PAPERS + fast, _PAPERS + own, name="rate_tokens"))
     # A point that is not there stands for the first one: a line is not compared with itself.
     known = [claim for claim in claims if len({*claim.lines}) == len(claim.lines)]
-    found = {claim.name: claim.over(seeds if claim in known else ()) for claim in claims}
-    asked = {of: counted(found[f"{of}_level"]).partition("; ") for of in ends}
+    findings = {claim.name: claim.over(seeds if claim in known else ()) for claim in claims}
+    asked = {of: counted(findings[f"{of}_level"]).partition("; ") for of in ends}
     trained, at = dict(chain(*[of.items() for of in places.values()])), {"first": first, "rate": own, **ends}
     return {
-        **numbers_of(found.values()),
+        **numbers_of(findings.values()),
         **{f"{slot}_steps": f"{trained[end]:,}" if end in trained else "" for slot, end in at.items()},
         **{f"{of}_asked": questions for of, (questions, _, _) in asked.items()},
         **{f"{of}_seeds": said for of, (_, _, said) in asked.items()},
-        **{f"{of}_count": f"{found[f'{of}_level'].seeds}" for of in ends},
+        **{f"{of}_count": f"{findings[f'{of}_level'].seeds}" for of in ends},
         "longest_times": f"{steps[last] // steps[first]}" if last else "",
         "steps_by_rule": settled(seeds, SCALES_OWN),
     }
@@ -178,11 +178,6 @@ def _drawn(seeds: Seeds) -> dict[str, list[str]]:
     return {name: some for name, some in curves.items() if some}
 
 
-def _draw(seeds: Seeds, reports_dir: Path) -> list[Path]:
-    stem, drawn = f"figures/{PLAN.key}_", _drawn(seeds).items()
-    return [path for name, curves in drawn for path in _figure(seeds, curves, reports_dir / f"{stem}{name}")]
-
-
 def _figure(seeds: Seeds, curves: Sequence[str], path_stem: Path) -> list[Path]:
     with drawn_alike(max(5.0, 2.6 * len(curves)), 5.4) as figure:
         grid = figure.subplots(2, len(curves), squeeze=False, sharey="row", sharex="col")
@@ -215,5 +210,9 @@ STUDY = Study(
     plan=PLAN,
     trained_before=True,
     slots=_slots,
-    figures=_draw,
+    figures=lambda seeds, folder: [
+        path
+        for name, curves in _drawn(seeds).items()
+        for path in _figure(seeds, curves, folder / f"figures/{PLAN.key}_{name}")
+    ],
 )

@@ -23,8 +23,8 @@ PLAN = TablePlan(
     "One answer, and which forward pass settled each of its tokens",
     (
         Line("ar", "one token per forward pass", "mars", "ar"),
-        Line("mars", "MARS (B = 4, tau = .95)", "mars", "mars", {"block_size": 4, "threshold": 0.95}),
-        Line("verified", "verified MARS (groups of 4)", "mars", "mars-verified", {"block_size": 4, "layout": "groups"}),
+        Line("mars", "MARS (B = 4, tau = .95)", "mars", "mars", {"window": 4, "threshold": 0.95}),
+        Line("verified", "verified MARS (groups of 4)", "mars", "mars-verified", {"window": 4, "layout": "groups"}),
     ),
     benchmarks=("gsm8k",),
     questions=1,
@@ -58,7 +58,7 @@ def _row(run: "Run", line: Line, question: str) -> GenerationRow:
     from marsbench.keys import content_hash, versions
     from marsbench.provenance import provenance
     from marsbench.running.checkpoints import Checkpoints
-    from marsbench.running.run import kept
+    from marsbench.running.run import made_once
 
     try:
         (loaded,) = Checkpoints(run).of_line(line)
@@ -66,10 +66,10 @@ def _row(run: "Run", line: Line, question: str) -> GenerationRow:
             "kind": GenerationRow.kind, "method": line.method, "options": line.options, "question": question,
             "weights": loaded.weights, "max_new_tokens": run.scale.max_new_tokens, "versions": versions("decoding"),
         }  # fmt: skip
-        return kept(run, GenerationRow, content, partial(_answered, run, line, loaded, question))
+        return made_once(run, GenerationRow, content, partial(_answered, run, line, loaded, question))
     except Unavailable as error:
         run.reporter.say(f"{line.label}: skipped ({error.reason})")
-        said: list[Any] = [run.scale.scale, *line.identity.values(), question]
+        said: list[Any] = [run.scale.scale, *line.row_fields.values(), question]
         key = content_hash({"skipped": [GenerationRow.kind, *said, error.reason]})
         return GenerationRow(key, "skipped", error.reason, *said, provenance=provenance(seed=run.seed))
 
@@ -81,7 +81,7 @@ def _answered(run: "Run", line: Line, loaded: "Loaded", question: str) -> dict[s
     generation = answer(CellRunner(run).answering(line, loaded), question, run.scale.max_new_tokens)
     run.reporter.say(f"{line.label}: {generation.tokens_per_forward:.2f} tokens/forward")
     return {
-        **line.identity, "question": question, "texts": token_texts(generation.tokens, loaded.tokenizer),
+        **line.row_fields, "question": question, "texts": token_texts(generation.tokens, loaded.tokenizer),
         "settled_by": generation.settled_by, "forwards": generation.forwards, "finish": generation.finish,
         "max_new_tokens": run.scale.max_new_tokens, "checkpoint": loaded.weights,
     }  # fmt: skip

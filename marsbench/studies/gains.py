@@ -31,7 +31,7 @@ from marsbench.studies.study import TablePage
 
 AR_OF_MARS = "ar_of_mars"
 CURVE = (AR_OF_MARS, *[mars_name("mars", 4, threshold) for threshold in THRESHOLDS])  # what tau is chosen from
-CHOSEN = Line("mars_chosen", "MARS (B = 4, tau chosen on other questions)", "mars", "mars", {"block_size": 4})
+CHOSEN = Line("mars_chosen", "MARS (B = 4, tau chosen on other questions)", "mars", "mars", {"window": 4})
 
 
 def cross_fitted(settings: Sequence[Answers], allowed_loss: float) -> Answers:
@@ -69,7 +69,7 @@ def with_choice(rows: Sequence[Row]) -> list[Row]:
     for name, row in every[0].items():
         with suppress(KeyError, ValueError):  # not all of them have it, or not as many answers
             answers = cross_fitted([done[name].answers for done in every], ALLOWED_LOSS)
-            chosen.append(replace(row, **CHOSEN.identity, **vars(answers), others={}, finished=[]))
+            chosen.append(replace(row, **CHOSEN.row_fields, **vars(answers), others={}, finished=[]))
     return [*rows, *chosen]
 
 
@@ -101,7 +101,7 @@ MEASURED = TablePlan(
         _GROUPS,
         verified("groups", 4, stage="mars_network"),
         Line("lookup", "MARS, prompt lookup", "mars", "prompt-lookup", {"draft_length": 4}),
-        Line("jacobi_of_mars", "MARS, Jacobi decoding", "mars", "jacobi", {"block_size": 4}),
+        Line("jacobi_of_mars", "MARS, Jacobi decoding", "mars", "jacobi", {"window": 4}),
         *[_medusa(stage, width) for stage in MEDUSAS for width in (1, 3)],
         _DRAFTED,
         _ADAPTED,
@@ -161,7 +161,7 @@ PLAN9 = TablePlan(
     "MARS against Jacobi decoding",
     (
         AR_SFT,
-        Line("jacobi", "AR SFT, Jacobi decoding", "ar_sft", "jacobi", {"block_size": 4}, "jacobi"),
+        Line("jacobi", "AR SFT, Jacobi decoding", "ar_sft", "jacobi", {"window": 4}, "jacobi"),
         mars("mars", 4, 0.95),
     ),
 )
@@ -199,7 +199,7 @@ _RACED: dict[str, tuple[str, str, dict[str, Any], str, tuple[int, ...]]] = {  # 
     "prompt lookup": ("ar_sft", "prompt-lookup", {}, "draft_length", (2, 3, 4, 6)),
 }  # fmt: skip
 _SETTINGS = [
-    Line.raced(f"{words}, {name} = {value}", stage, method, **options, **{name: value})
+    Line.named(f"{words}, {name} = {value}", stage, method, **options, **{name: value})
     for words, (stage, method, options, name, values) in _RACED.items()
     for value in values
 ]
@@ -211,7 +211,7 @@ def race_of(scale: Preset, page: str, ar: Line, tried: Sequence[Line], batch_siz
     prompts, repeats = 102, 3
     if scale.in_seconds:
         lines, prompts, repeats = (ar, *tried), 6, 2
-    library = Line.raced(LIBRARY, ar.stage, LIBRARY)
+    library = Line.named(LIBRARY, ar.stage, LIBRARY)
     return [Grid((*lines, library), batch_sizes, prompts, repeats, positions=0, page=page)]
 
 
@@ -287,6 +287,6 @@ TRIED = TablePage(
         own="Rivals",
         seeds=(5,),  # no other page has it, so no verdict depends on the choice
     ),
-    races=lambda scale: race_of(scale, "rivals", Line.raced("ar", "ar_sft", "ar"), _SETTINGS, (1,)),
+    races=lambda scale: race_of(scale, "rivals", Line.named("ar", "ar_sft", "ar"), _SETTINGS, (1,)),
     more=(_raced,),
 )

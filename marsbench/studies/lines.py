@@ -38,7 +38,7 @@ def mars(stage: str, block_size: int, threshold: float | None = None) -> Line:
     label = f"{(MARS_STAGES | MARS_VARIANTS | ALIGNED | HEADED_MARS)[stage]} (B = {block_size}{said})"
     papers = {"mars": "mars", "mars_no_sft_released": "mars_no_sft"}.get(stage)
     return Line(
-        mars_name(stage, block_size, threshold), label, stage, "mars", {"block_size": block_size, **how}, papers,
+        mars_name(stage, block_size, threshold), label, stage, "mars", {"window": block_size, **how}, papers,
         optional=stage in HEADED_MARS, block_size=block_size,
     )  # fmt: skip
 
@@ -65,7 +65,7 @@ def verified(layout: str, window: int, threshold: float | None = None, stage: st
     name, words = _VERIFIED[stage]
     return Line(
         f"{name}_{layout}", f"{words} verified, {layout} (W = {window})", stage, "mars-verified",
-        {"layout": layout, "block_size": window, **pruned},
+        {"layout": layout, "window": window, **pruned},
         optional=stage in HEADED_MARS,
     )  # fmt: skip
 
@@ -77,7 +77,7 @@ def drafting(stage: str, words: str, window: int) -> Line:
     """AR SFT with an adapter that was trained for the window of groups that it decodes with."""
     return Line(
         f"{stage}_groups_{window}", f"AR SFT with {words}, verified, groups (W = {window})", stage, "mars-verified",
-        {"layout": "groups", "block_size": window}, optional=True, block_size=window,
+        {"layout": "groups", "window": window}, optional=True, block_size=window,
     )  # fmt: skip
 
 

@@ -27,8 +27,8 @@ PLAN = TablePlan(
 _AR, _STAGE = f"ar_sft{_ENDING}", f"mars{_ENDING}"
 _ONE, _SUREST, _SURE = (f"{mars_name('mars', 4, tau)}{_ENDING}" for tau in (None, *_TAUS[:2]))
 _TRIED = (
-    *[Line.raced(f"tau = {short(tau)}", _STAGE, "mars", block_size=4, threshold=tau) for tau in _TAUS],
-    Line.raced("verified, linear (W = 4)", _STAGE, "mars-verified", **verified("linear", 4, 0.5).options),
+    *[Line.named(f"tau = {short(tau)}", _STAGE, "mars", block_size=4, threshold=tau) for tau in _TAUS],
+    Line.named("verified, linear (W = 4)", _STAGE, "mars-verified", **verified("linear", 4, 0.5).options),
 )
 
 
@@ -77,6 +77,6 @@ STUDY = TablePage(
             ours=True, beside=tuple(_BESIDE.items()),
         ),
     ),
-    races=lambda scale: race_of(scale, PLAN.key, Line.raced("ar", _STAGE, "ar"), _TRIED, _BATCHES),
+    races=lambda scale: race_of(scale, PLAN.key, Line.named("ar", _STAGE, "ar"), _TRIED, _BATCHES),
     more=(_raced,),
 )  # fmt: skip

@@ -52,7 +52,7 @@ class Study(Item):
 
     layout: str = ""  # its prose, below this folder; by default prose/KEY.md
     slots: Slots = lambda rows, scale, seeds: {}  # of the layout, beside those that any may have
-    numbers: tuple[Claim, ...] = ()  # that its prose has, beside those of its claims; one with a text is judged, too
+    prose_claims: tuple[Claim, ...] = ()  # for its prose; those with a text are judged, too
     figures: Callable[[Seeds, Path], list[Path]] = lambda seeds, folder: []  # writes them below a folder
     measure: "Callable[[Run], list[Row]] | None" = None  # makes its rows other than answers and those of races
     kinds: tuple[type[Row], ...] = ()  # what those rows are
@@ -76,7 +76,7 @@ class Study(Item):
         of_paper = any(item.section for item in (self, *self.holds))
         object.__setattr__(self, "in_paper", self.in_paper or of_paper)
         common: dict[str, Any] = {"page": self.key, "prepared": self.prepared}
-        for name in ("claims", "numbers"):  # one without a section of the paper is ours
+        for name in ("claims", "prose_claims"):  # one without a section of the paper is ours
             sections = [(claim, None if claim.ours else claim.section or self.section) for claim in getattr(self, name)]
             placed = tuple(replace(claim, section=section, **common) for claim, section in sections)
             object.__setattr__(self, name, placed)
@@ -105,7 +105,7 @@ class Study(Item):
         """The parts of its layout, filled."""
         slots = {
             **common_slots(rows, scale, seeds),
-            **numbers_of(finding(claim, seeds) for claim in (*self.claims, *self.numbers)),
+            **numbers_of(finding(claim, seeds) for claim in (*self.claims, *self.prose_claims)),
             "title": title(self.plan, scale) if self.plan else "",
             "claims": page_claims(self.claims, seeds, scale),
             "accuracy": HOW_TO_READ_ACCURACY,
@@ -159,8 +159,8 @@ class TablePage(Study):
         # A claim on a line that is left out is left out too.
         missing = {line.name for line in (self.table or self.plan).lines} - {line.name for line in plan.lines}
         yield title(plan, scale)
-        # The last paragraph says how to read the table, and stands below it.
-        *answer, read = [self.opening] if self.opening else self.prose(rows, scale, seeds)
+        # What follows `---` says how to read the table, and stands below it.
+        *answer, how_to_read = [self.opening] if self.opening else self.prose(rows, scale, seeds)
         yield f"**Question:** {self.asks[0].upper()}{self.asks[1:]} {'' if self.on else words(scale)}".strip()
         yield paragraphs(*answer)
         yield page_claims([claim for claim in self.claims if not missing & {*claim.lines}], seeds, scale)
@@ -169,11 +169,11 @@ class TablePage(Study):
             drawn = [row for of in seeds.values() for row in latest_cells(of).values() if row.status == "done"]
             counts = " or ".join(map(str, sorted({len(row.correct) for row in drawn})))
             which = "All training seeds" if len(seeds) > 1 else f"Training seed {next(iter(seeds))}"
-            of = f"{which}, {counts} questions per benchmark; {machines(drawn)}."
+            source = f"{which}, {counts} questions per benchmark; {machines(drawn)}."
             yield f"![{self.name}: {self.figure.replace('_', ' ')}]({self._stem}.png)"
-            yield f"*{self.caption}. {of}*"
+            yield f"*{self.caption}. {source}*"
         yield numbers_table(plan, {seed: self.prepared(of_seed) for seed, of_seed in seeds.items()}, self.lines)
-        yield read
+        yield how_to_read
         yield paragraphs(reasons(cells, plan), *[section(ready) for section in self.more])
         made = facts_section(rows, command(self.key, scale))
         yield folded(made, deviations(rows, scale, self.deviations, common=not self.on))

@@ -23,10 +23,9 @@ from marsbench.statistics.intervals import Estimate, Interval, median_ratio
 from marsbench.studies.lines import AR_SFT, ONE_TOKEN, mars, mars_name
 from marsbench.studies.study import Item, TablePage
 
-# In options, block_size is the window of decoding: rows keep this earlier name.
-_ONE, _SURE = {"block_size": 4, **ONE_TOKEN}, {"block_size": 4, "threshold": 0.95}
+_ONE, _SURE = {"window": 4, **ONE_TOKEN}, {"window": 4, "threshold": 0.95}
 PLAN = TablePlan(
-    "2",
+    "2",  # of the paper: its key is "table2"
     "Accuracy when one token is generated per forward pass",
     (
         Line("base", "Base", stage="base", method="ar", published="base"),
@@ -40,14 +39,14 @@ PLAN = TablePlan(
             "block-diffusion", _ONE, optional=True,
         ),
         Line("mars_no_sft", "MARS w/o SFT loss (B = 4)", "mars_no_sft", "mars", _ONE),
-        Line("mars", "MARS (B = 4)", "mars", "mars", _ONE, "mars"),
+        Line("mars", "MARS (B = 4)", stage="mars", method="mars", options=_ONE, published="mars"),
         Line(
             "untrained_masks", "AR SFT, mask decoding (B = 4, tau = .95)", "ar_sft", "mars", _SURE,
             untrained_masks=True,
         ),
         Line(
             "untrained_masks_always", "AR SFT, mask decoding (B = 4, tau = 0)", "ar_sft", "mars",
-            {"block_size": 4, "threshold": 0.0}, untrained_masks=True,
+            {"window": 4, "threshold": 0.0}, untrained_masks=True,
         ),
         Line("mars_95", "MARS (B = 4, tau = .95)", "mars", "mars", _SURE),
         *[replace(mars("mars_paper_alignment", 4, tau), optional=True) for tau in (None, 0.95)],
@@ -128,7 +127,7 @@ TRAINING_CLAIMS = (
 
 STUDY = TablePage(
     kinds=(StepCostRow,),
-    measure=lambda run: resolve_name("marsbench.running.training_cost:step_costs")(run),
+    measure=lambda run: resolve_name("marsbench.running.training_cost:step_costs")(run),  # loaded when it is called
     in_world=True,
     timed=True,
     asks="does MARS keep its accuracy at one token per forward pass?",
@@ -140,7 +139,7 @@ STUDY = TablePage(
     caption="Difference in accuracy to AR SFT in points, by benchmark, on the same questions",
     drawing=differences_figure("ar_sft", "ar_sft_2x", "mars", _ALIGNED, "mars_95"),
     deviations=("Block diffusion predicts each token at its own position, as BD3-LM does.", ABLATIONS_DEVIATION),
-    numbers=TRAINING_CLAIMS,
+    prose_claims=TRAINING_CLAIMS,
 )
 
 # ---- the same recipes on questions no longer than in training ----

@@ -128,5 +128,5 @@ BLOCKS_LONG = TablePage(
     on="table3",
     plan=PLAN_LONG,
     trained_before=True,
-    numbers=(*_larger(8), *_larger(16), *_helps(4), *_helps(16)),
+    prose_claims=(*_larger(8), *_larger(16), *_helps(4), *_helps(16)),
 )

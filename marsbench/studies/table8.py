@@ -151,7 +151,7 @@ METRIC_THRESHOLDS: dict[str, tuple[float, ...]] = {  # surest first; entropy in 
 
 def _line(metric: str, threshold: float) -> Line:
     """MARS (B = 4) that accepts tokens by one of the paper's three metrics; probability is its default."""
-    options = {"block_size": 4, "threshold": threshold} | ({} if metric == "probability" else {"metric": metric})
+    options = {"window": 4, "threshold": threshold} | ({} if metric == "probability" else {"metric": metric})
     sign = "<=" if metric == "entropy" else ">="
     return Line(f"{metric}_{threshold:g}", f"MARS, {metric} {sign} {short(threshold)}", "mars", "mars", options)
 

@@ -46,13 +46,13 @@ def _races(scale: Preset) -> Iterator[Grid]:
     """
 
     def entry(method: str, name: str = "", **options: Any) -> Line:
-        return Line.raced(name or method, "mars", method, **{"block_size": 4, **options, "threshold": 0.95})
+        return Line.named(name or method, "mars", method, **{"block_size": 4, **options, "threshold": 0.95})
 
     caches = [entry(BLOCKS, f"{BLOCKS}, B_cache = {size}", cache_block=size) for size in (4, 16, 64)]
     masks = [entry(NO_CACHE), entry(NO_CACHE, ALL_MASKS, appended_masks=scale.max_new_tokens)]
     prompts, repeats, most = (6, 2, 15) if scale.in_seconds else (48, 5, 48)
     for entries, sizes in (([entry(WINDOW), *caches], (1, 4, 16, 48)), (masks, (1, 16))):
-        lines, batches = (Line.raced("ar", "mars", "ar"), *entries), tuple(size for size in sizes if size <= most)
+        lines, batches = (Line.named("ar", "mars", "ar"), *entries), tuple(size for size in sizes if size <= most)
         yield Grid(lines, batches, prompts, repeats, positions=0, page="discrepancies")
 
 

@@ -53,8 +53,8 @@ def _emits(rows: Sequence[Row], name: str) -> Measured:
 def _published(scale: str, metric: str, benchmark: str) -> float | None:
     """Of the paper's tau = .95 at B = 4: tokens per forward pass, or points of accuracy over one token."""
     sure = published("4", scale=scale, benchmark=benchmark, metric=metric, block_size=4)
-    one = published("2", scale=scale, benchmark=benchmark, metric=metric, method="mars")
-    return sure[0].value - sum(row.value for row in one) if sure else None
+    at_one = published("2", scale=scale, benchmark=benchmark, metric=metric, method="mars")
+    return sure[0].value - sum(row.value for row in at_one) if sure else None
 
 
 _tokens = partial(Claim, bound=Bound(), unit=TOKENS)
@@ -136,5 +136,5 @@ STUDY = Study(
     layout="mars_on_gpu/page.md",
     slots=_slots,
     claims=CLAIMS,
-    numbers=(LOST,),
+    prose_claims=(LOST,),
 )

@@ -117,16 +117,16 @@ OWN_AR |= {line.name: IN_BF16.lines[0].name for line in IN_BF16.lines}
 
 OUTSIDER = "llama.cpp"
 OUTSIDERS = (  # of batch 1 alone; quantised weights make another model
-    Line.raced(OUTSIDER, BASE, "llama-cpp"),
-    Line.raced(f"{OUTSIDER}, prompt lookup", BASE, "llama-cpp-lookup", **_LOOKUP),
-    *[Line.raced(f"{OUTSIDER}, {kind}", BASE, "llama-cpp", quantised=kind) for kind in ("q8_0", "q4_1")],
+    Line.named(OUTSIDER, BASE, "llama-cpp"),
+    Line.named(f"{OUTSIDER}, prompt lookup", BASE, "llama-cpp-lookup", **_LOOKUP),
+    *[Line.named(f"{OUTSIDER}, {kind}", BASE, "llama-cpp", quantised=kind) for kind in ("q8_0", "q4_1")],
 )
 
 
 def grid_at(scale: Preset, dtype: str, *, beside: bool = False) -> Grid:
     """A race of `ar` and lossless lines over many prompts; `beside`: a short one with `generate` and llama.cpp."""
     names = {"ar": "ar", **({"hf-generate": "hf-generate", A_A: "ar"} if beside else {})}
-    baselines = [Line.raced(name, BASE, method) for name, method in names.items()]
+    baselines = [Line.named(name, BASE, method) for name, method in names.items()]
     small = scale.in_seconds
     return Grid(
         contenders=(*baselines, *[replace(line, name=line.label) for line in _RACED], *(OUTSIDERS if beside else ())),

@@ -26,7 +26,7 @@ from marsbench.provenance import others_cores, provenance, warning
 from marsbench.racing.course import ask
 from marsbench.rows.kinds import Row, ServingRow
 from marsbench.running.checkpoints import Checkpoints
-from marsbench.running.run import Run, kept
+from marsbench.running.run import Run, made_once
 from marsbench.studies.serving import policies
 from marsbench.studies.serving.load import Heard, Shot, fire
 from marsbench.studies.serving.policies import AR, AT_ONCE, QUEUE, Cell, Effort, Policy, effort_at
@@ -115,7 +115,7 @@ class Bench:
             "weights": self.loaded.weights, "versions": versions("decoding", "timing"),
             "machine": [origin["hardware"], origin["threads"], origin["versions"]["torch"]],
         }  # fmt: skip
-        return kept(self.run, ServingRow, content, lap)
+        return made_once(self.run, ServingRow, content, lap)
 
     def _fired(self, cell: Cell, shots: list[Shot]) -> list[Heard]:
         if cell.shape == "engine":
