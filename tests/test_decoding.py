@@ -76,7 +76,7 @@ def test_golden_decodings(
         batch_size=batch_size, limit=golden["max_new_tokens"], threshold=recorded.get("threshold"),
         **renamed({name: recorded[name] for name in ("block_size", "metric", "cache_block") if name in recorded}),
     )  # fmt: skip
-    for generation, row in zip(generations, recorded["rows"], strict=False):
+    for generation, row in zip(generations, recorded["rows"][: len(generations)], strict=True):
         assert generation.tokens == row["tokens"]
         assert generation.forwards == row.get("forwards", generation.forwards)
 

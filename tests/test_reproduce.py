@@ -167,7 +167,7 @@ def little(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
     return run
 
 
-def test_tables_train_every_block_size_and_share_cells(little: Callable[..., Run]) -> None:
+def test_tables_train_every_block_size_and_share_cells(little: Callable[..., Run], brief_training: None) -> None:
     """Guards against lines decoded by a checkpoint of another block size, and cells measured once per table."""
     run = little()
     rows = measured(run, plan_of("table4"))
