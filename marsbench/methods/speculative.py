@@ -89,13 +89,13 @@ class Speculative(Method):
         rows.extent = rows.extent._replace(drafted=most, even=rows.extent.level and most == least)
 
     def _lane(self, rows: Rows, drafts: int) -> Rows:
-        bar, known = self.drafting.bar(self.draft_threshold if self.draft_method == "mars" else None), rows.extent
-        known = known._replace(pending=known.draft_pending, drafted=0, even=known.draft_level)
+        bar, now = self.drafting.bar(self.draft_threshold if self.draft_method == "mars" else None), rows.extent
+        extent = now._replace(pending=now.draft_pending, drafted=0, even=now.draft_level, thresholded=isfinite(bar))
         return replace(
             rows, tokens=rows.tokens.clone(), settled_by=rows.settled_by.clone(), cached=rows.draft_cached,
             cache=rows.draft_cache, end=torch.minimum(rows.length + drafts, rows.end - 1),
             bar=torch.full_like(rows.bar, bar), drafts=rows.tokens[:, :0], drafted=torch.zeros_like(rows.drafted),
-            extent=known._replace(thresholded=isfinite(bar)),
+            extent=extent,
         )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def build(engine: EngineClient) -> Starlette:
         ))  # fmt: skip
     paths = [
         Route("/v1/chat/completions", partial(routes.completed, ChatRequest), methods=["POST"], name="answer a chat"),
-        Route("/v1/completions", partial(routes.completed, CompletionRequest), methods=["POST"], name="go on a text"),
+        Route("/v1/completions", partial(routes.completed, CompletionRequest), methods=["POST"], name="extend a text"),
         Route("/v1/models", routes.models, name="the models"),
         Route("/v1/models/{name:path}", routes.one_model, name="one model"),
         Route("/v1/speed", routes.speed, name="the default settings, and the engine's state"),
@@ -55,9 +55,9 @@ def build(engine: EngineClient) -> Starlette:
         Route("/version", lambda _: JSONResponse({"version": __version__}), name="the version of marsbench"),
         Route("/metrics", routes.metrics, name="metrics in the format of Prometheus"),
     ]
-    described = JSONResponse(description(paths))
+    described = description(paths)
     return Starlette(
-        routes=[*paths, Route("/openapi.json", lambda _: described), Route("/", routes.look)],
+        routes=[*paths, Route("/openapi.json", lambda _: JSONResponse(described)), Route("/", routes.look)],
         middleware=[*doors, Middleware(Guard, settings)],
         exception_handlers=dict.fromkeys((ApiError, HTTPException, ClientDisconnect, Exception), _explained),
     )
