@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import sub
 from typing import NamedTuple
 
 import torch
@@ -79,26 +80,32 @@ class Rows:
     def caches(self) -> tuple[RaggedCache, RaggedCache]:
         return self.cache, self.draft_cache
 
-    def measure(self, *others: Tensor) -> list[int]:
-        """Bring `extent` up to date; `others` (integers) travel along, so that there is one read from the device."""
+    def measure(self) -> None:
+        """Bring `extent` up to date where rows have come, gone or turned."""
         if self.fixed:
-            return []
-        pending, draft_pending = self.length - self.cached, self.length - self.draft_cached
-        room = self.end - self.length
-        rows = torch.stack([pending, self.drafted, self.length, draft_pending, room, self.window, self.groups])
-        most, least = rows.amax(1), rows.amin(1)
+            return
         # No threshold at all is an infinite bar, for one token per forward (+) or for all drafts (-).
         cut = (self.cut[:, 0] > 0) | (self.cut[:, 1] < 1) | (self.cut[:, 2] > 0)
-        options = torch.stack([self.bar.isfinite().any(), (self.temperature > 0).any(), cut.any()])
-        numbers = torch.cat([most, least, options.long(), *(other.flatten() for other in others)]).tolist()
-        largest, smallest, (thresholded, sampled, is_cut) = numbers[:7], numbers[7:14], numbers[14:17]
-        self.extent = Extent(
-            pending=largest[0], drafted=largest[1], length=largest[2], even=largest[:2] == smallest[:2],
-            thresholded=bool(thresholded), sampled=bool(sampled), cut=bool(is_cut), level=largest[0] == smallest[0],
-            draft_pending=largest[3], draft_level=largest[3] == smallest[3], room=(largest[4], smallest[4]),
-            windows=(largest[5], smallest[5]), groups=(largest[6], smallest[6]),
+        options = torch.stack([self.bar.isfinite().any(), (self.temperature > 0).any(), cut.any()]).tolist()
+        self.extent = self.extent._replace(thresholded=options[0], sampled=options[1], cut=options[2])
+        self.measure_step()
+
+    def measure_step(self, *others: Tensor) -> list[int]:
+        """Bring `extent` up to date after a step; `others` (integers) travel along: the device is read only once."""
+        # The host finds what is largest: on the device that would be two dozen small operations before every step.
+        each = self.length, self.cached, self.draft_cached, self.end, self.drafted, self.window, self.groups
+        numbers: list[int] = torch.cat([*each, *(other.flatten() for other in others)]).tolist()
+        of_each = (numbers[at * len(self) : (at + 1) * len(self)] for at in range(len(each)))
+        length, cached, draft_cached, end, drafted, windows, groups = of_each
+        pending, draft_pending = [*map(sub, length, cached)], [*map(sub, length, draft_cached)]
+        room, level = [*map(sub, end, length)], min(pending) == max(pending)
+        self.extent = self.extent._replace(
+            pending=max(pending), drafted=max(drafted), length=max(length), level=level,
+            even=level and min(drafted) == max(drafted), draft_pending=max(draft_pending),
+            draft_level=min(draft_pending) == max(draft_pending), room=(max(room), min(room)),
+            windows=(max(windows), min(windows)), groups=(max(groups), min(groups)),
         )  # fmt: skip
-        return numbers[17:]
+        return numbers[len(each) * len(self) :]
 
     def turn(self, knobs: Mapping[int, tuple[float, int, bool]]) -> None:
         """Change how some rows decode: row -> the confidence to pass, its window, whether its guesses are checked."""

@@ -130,7 +130,7 @@ class FittedRows:
         before = rows.length
         window, accepted = advance(decoder, method, rows, number)
         new = pack_tokens(rows, before, window, accepted)
-        numbers, width = rows.measure(new), new.shape[1]
+        numbers, width = rows.measure_step(new), new.shape[1]
         of_rows = [numbers[at : at + width] for at in range(0, len(numbers), width)]
         settled = unpack_tokens(of_rows, number, 0 if accepted.in_order else accepted.ids.shape[1])
         return lambda: settled

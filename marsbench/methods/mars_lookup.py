@@ -44,7 +44,7 @@ class MarsLookup(MarsVerified):
         """Drafts and masks in the chosen layout; only the drafts in front of the first answer are to be looked up."""
         if not rows.drafts.shape[1]:
             self._note(rows, rows.tokens, rows.length, rows.tokens[:, :0], rows.drafted, torch.zeros_like(rows.bar))
-            rows.measure()
+            rows.measure_step()
         return super().propose(rows)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:

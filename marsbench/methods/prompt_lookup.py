@@ -29,7 +29,7 @@ class PromptLookup(Method):
         """The committed tokens and the draft; only that in front of the first answer is still to be looked up."""
         if not rows.drafts.shape[1]:
             rows.drafts, rows.drafted = self._look_up(rows.tokens, rows.length, rows.end)
-            rows.measure()
+            rows.measure_step()
         return linear_window(rows)
 
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:

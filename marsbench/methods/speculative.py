@@ -81,7 +81,7 @@ class Speculative(Method):
                 known, unfinished = known + 1, unfinished - 1
                 lane.extent = lane.extent._replace(pending=1, length=rows.extent.length + known, even=True, level=True)
             else:
-                (unfinished,) = lane.measure((lane.length < lane.end).any().long())
+                (unfinished,) = lane.measure_step((lane.length < lane.end).any().long())
         offset = torch.arange(self.draft_length, device=rows.tokens.device)
         places = (rows.length.unsqueeze(1) + offset).clamp(max=lane.tokens.shape[1] - 1)
         rows.drafts, rows.drafted = lane.tokens.gather(1, places), lane.length - rows.length
