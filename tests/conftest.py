@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,12 +65,17 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def brief() -> Iterator[None]:
-    """Shorten measurements that no test is about, of memory and of training steps, and draw each figure only once."""
+    """Shorten measurements that no test is about; draw each figure, and put the command line together, only once."""
+    from typer import testing
+
+    from marsbench import provenance
     from marsbench.racing import step_time
     from marsbench.rendering import figures
     from marsbench.running import training_cost
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "_get_command", cache(testing._get_command))
+        patch.setattr(provenance.others_cores, "__defaults__", (0.02,))
         patch.setattr(step_time, "_READ_BYTES", 2**24)
         patch.setattr(training_cost, "_REPEATS", 5)
         patch.delitem(figures.FORMATS, "svg")

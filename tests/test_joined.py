@@ -77,15 +77,15 @@ def test_a_layer_is_few_operations(what: str, dtype: torch.dtype, length: int) -
 
 
 @pytest.mark.parametrize(
-    ("what", "length"), [*product(SETTINGS, [30]), *product(("ar", "mars", "mars-verified, groups"), [330])]
+    ("what", "begins"), [*product(SETTINGS, [4]), *product(("ar", "mars", "mars-verified, groups"), [240])]
 )
-def test_the_answers_are_the_same(what: str, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_answers_are_the_same(what: str, begins: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against operations saved at the cost of a token: rows of several lengths, one part of keys or several."""
     for model, size in ((qwen(), 64), (llama(0), 32)):
         torch.manual_seed(1)
         parts = {"mask_id": MASK, "draft": copy.deepcopy(model), "heads": MedusaHeads(size, 3)}
         method, bar = method_of(what, parts), 0.3 if what == "mars" else None
-        requests = [Request([4 + row, 5, 6, 7][row:], length - 3 * row, bar) for row in range(3)]
+        requests = [Request(([4 + row, 5, 6, 7] * 60)[row:begins], 30 - 3 * row, bar) for row in range(3)]
         how: dict[str, Any] = {"eos_id": -1, "pad_id": PAD}
         with monkeypatch.context() as patch:
             patch.setattr(joined, "joins", lambda device: False)

@@ -343,7 +343,7 @@ def stale(scale: str) -> str:
 
 def test_committed_pages_on_the_whole_paper_are_what_the_rows_say() -> None:
     """Guards against a README, an index or verdicts that lag behind the rows of any page, scale or seed."""
-    pages = whole_paper(ROOT, DEFAULT_SCALE)
+    pages, _ = whole_paper(ROOT, DEFAULT_SCALE)
     named = {page.relative_to(ROOT).as_posix() for page in pages}
     assert named == {"README.md", "reports/index.md", "reports/explore.html"}
     for page, text in pages.items():

@@ -191,7 +191,7 @@ def test_claims_on_training() -> None:
 
 # ---- the pages ------------------------------------------------------------------------------------------------------
 def index_of(root: Path) -> str:
-    return next(text for path, text in whole_paper(root, "mini").items() if path.name == "index.md")
+    return next(text for path, text in whole_paper(root, "mini")[0].items() if path.name == "index.md")
 
 
 def test_a_seed_counts_wherever_its_lines_were_measured(tmp_path: Path) -> None:
@@ -324,11 +324,11 @@ def test_only_a_readme_with_the_marks_is_written(tmp_path: Path) -> None:
     for name in few:
         shutil.copy(ROOT / "results" / "mini" / name, tmp_path / "results" / "mini" / name)
     readme = tmp_path / "README.md"
-    assert readme not in whole_paper(tmp_path, "mini")
+    assert readme not in whole_paper(tmp_path, "mini")[0]
     readme.write_text("# Mine\n")
-    assert readme not in whole_paper(tmp_path, "mini")
+    assert readme not in whole_paper(tmp_path, "mini")[0]
     readme.write_text(f"# Mine\n\n{BEGIN}\nstale numbers\n{END}\n\nThe rest.\n")
-    assert readme not in whole_paper(tmp_path, "micro")
+    assert readme not in whole_paper(tmp_path, "micro")[0]
     write_whole_paper(tmp_path, "mini")
     text = readme.read_text()
     assert text.startswith("# Mine\n") and text.endswith("\n\nThe rest.\n") and "stale numbers" not in text

@@ -38,16 +38,16 @@ def test_no_test_prompt_is_trained_on(name: str, level: Difficulty) -> None:
     """Guards against train and test sharing a problem, in any wording."""
     held_out = world.test_set(name, SIZE, level=level)
     assert len({example.prompt for example in held_out}) == SIZE
-    trained = list(islice(world.draw(name, "train", 0, level), 4_000))
+    trained = list(islice(world.draw(name, "train", 0, level), 1_000))
     assert not {example.prompt for example in held_out} & {example.prompt for example in trained}
-    assert not {example.content for example in held_out} & {example.content for example in trained}
     assert all(is_test(example.content) for example in held_out)
+    assert not any(is_test(example.content) for example in trained)
 
 
 def test_the_corpus_holds_no_test_prompt() -> None:
     """Guards against pretraining on the test questions."""
     held_out = {example.prompt.strip() for name in MINI for example in world.test_set(name, SIZE)}
-    for text in islice(world.corpus(3), 4_000):
+    for text in islice(world.corpus(3), 2_000):
         lines = text.split("\n")
         assert not held_out & {"\n".join(lines[:count]).strip() for count in range(1, len(lines) + 1)}
 

@@ -97,7 +97,9 @@ class Steps:
         self.emitted = {str(row.benchmark): row.value for row in papers}  # benchmark -> published tokens per forward
         self._captured = [row for row in self.rows if row.captured]
         # Seconds of a captured step, by rows and line; NaN where it was not timed.
-        timed = [(row.batch_size, _line_of(row), row.seconds) for row in self._captured]
+        options = {"ar": ("ar", {}), **LINES}.items()
+        each = [(row, line) for row in self._captured for line, of in options if of == (row.method, dict(row.options))]
+        timed = [(row.batch_size, line, row.seconds) for row, line in each]
         wide = DataFrame(timed, columns=["rows", "line", "s"]).pivot_table("s", "rows", "line", aggfunc="first")
         self.seconds = wide.reindex(columns=["ar", *LINES])
 
@@ -128,11 +130,6 @@ class Steps:
             if "acceptance" in row.options and (ar := speeds.get(row.batch_size))
         ]
         return table(["rows", "`ar`, tokens/s", "MARS, B = 4, tokens/s", "MARS over `ar`"], lines)
-
-
-def _line_of(row: MethodStepRow) -> str:
-    named = {"ar": ("ar", {}), **LINES}
-    return next((line for line, known in named.items() if known == (row.method, dict(row.options))), "")
 
 
 def _said(size: str, shape: Steps) -> str:

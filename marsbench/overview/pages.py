@@ -73,23 +73,18 @@ def judged_collection(workspace: Workspace) -> Collection:
 
 def write_whole_paper(root: Path, scale: str) -> list[Path]:
     """Render the index, explore and README with its picture from the rows of a scale below `root`; their paths."""
-    collections = collect(root, scale, queries())
-    judged = judge_all(claims(), collections)
+    texts, judged = whole_paper(root, scale)
     figures = front_door.draw(judged, whole_paper_folder(root, scale))
-    texts = _texts(root, scale, collections, judged)
     return [*[write_atomically(path, text.encode()) for path, text in texts.items()], *figures]
 
 
-def whole_paper(root: Path, scale: str) -> dict[Path, str]:
-    """The pages on the whole paper, README among them where it has marks for that: where they belong -> their text."""
+def whole_paper(root: Path, scale: str) -> tuple[dict[Path, str], Sequence[Judged]]:
+    """The pages on the whole paper, where they belong -> their text, with README where it has marks; and all claims."""
     collections = collect(root, scale, queries())
-    return _texts(root, scale, collections, judge_all(claims(), collections))
-
-
-def _texts(root: Path, scale: str, collections: Sequence[Collection], judged: Sequence[Judged]) -> dict[Path, str]:
-    folder = whole_paper_folder(root, scale)
-    return {
+    judged, folder = judge_all(claims(), collections), whole_paper_folder(root, scale)
+    texts = {
         folder / "index.md": index.render(judged, collections),
         folder / f"{index.EXPLORE}.html": explore.page_of(collections),
         **front_door.readme_of(root, judged, collections),
     }
+    return texts, judged
