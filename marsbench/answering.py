@@ -140,18 +140,18 @@ class Answering:
     remark: str = ""  # to be said once: steps that cannot be compiled, answers that rounding may change
 
     @classmethod
-    def of(cls, line: Line, loaded: Loaded, draft: Loaded | None = None, **how: Any) -> "Answering":
+    def of_line(cls, line: Line, loaded: Loaded, draft: Loaded | None = None, **how: Any) -> "Answering":
         method = fit(line.method, loaded, draft=draft, untrained_masks=line.untrained_masks, **line.of_method)
         kind, not_compiled = kind_of_batch(loaded.model, method, line.compiled)
         remarks = not_compiled, remark_on_rounding(line.method, loaded.model)
         return cls(loaded, method, kind, line.threshold, remark="\n".join(filter(None, remarks)), **how)
 
     @classmethod
-    def by(
+    def of_decoding(
         cls, decoding: Decoding, loaded: Loaded, draft: Loaded | None, reporter: Reporter, batch_size: int | None = None
     ) -> "Answering":
         rows = batch_size or (1 if METHODS[decoding.method].one_row else ROWS)
-        ready = cls.of(decoding.line, loaded, draft, batch_size=rows, prefill_positions=decoding.prefill_positions)
+        ready = cls.of_line(decoding.line, loaded, draft, batch_size=rows, prefill_positions=decoding.prefill_positions)
         reporter.say_once(ready.remark)
         return ready
 

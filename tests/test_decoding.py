@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from test_adapter import noisy
 
 from marsbench.decoding import acceptance
-from marsbench.decoding.acceptance import bar, confidence, leading_run
+from marsbench.decoding.acceptance import confidence, confidence_needed, leading_run
 from marsbench.decoding.engine import Batch, decode
 from marsbench.decoding.generation import Generation, Meter, Request
 from marsbench.decoding.sampling import choose
@@ -180,11 +180,11 @@ def test_every_method_keeps_the_contract(
 def test_a_stop_sequence_ends_the_output(method: str, golden: dict[str, Any], golden_models: Models) -> None:
     """Guards against a sequence that is missed where it began in an earlier forward, or ends another row."""
     model, prompts = golden_models["mars"], golden["prompts"][:6]
-    bar = 0.3 if METHODS[method].takes_threshold else None
-    plain = [generation.tokens for generation in run(model, method, prompts, limit=24, threshold=bar)]
+    threshold = 0.3 if METHODS[method].takes_threshold else None
+    plain = [generation.tokens for generation in run(model, method, prompts, limit=24, threshold=threshold)]
     chosen = build_method(method, Options(mask_id=MASK))
     for stop in (plain[0][start : start + 2] for start in (0, 3, 8)):
-        requests = [Request(prompt, 24, bar, stop=[[PAD], stop]) for prompt in prompts]
+        requests = [Request(prompt, 24, threshold, stop=[[PAD], stop]) for prompt in prompts]
         for tokens, row in zip(plain, decode(model, chosen, requests, eos_id=EOS, pad_id=PAD), strict=True):
             ends = [at for at in range(2, len(tokens) + 1) if tokens[at - 2 : at] == stop]
             assert row.tokens == tokens[: min(ends, default=24)] and (row.finish == "stop") == bool(ends)
@@ -196,8 +196,8 @@ def test_half_precision_runs(method: str, golden: dict[str, Any], golden_models:
     models = {name: copy.deepcopy(model).bfloat16() for name, model in golden_models.items()}
     extra = companions({"draft": models["ar"]}, 64)
     extra["heads"].bfloat16()
-    bar = 0.9 if METHODS[method].takes_threshold else None
-    for generation in run(models["mars"], method, golden["prompts"][:4], limit=12, threshold=bar, **extra):
+    threshold = 0.9 if METHODS[method].takes_threshold else None
+    for generation in run(models["mars"], method, golden["prompts"][:4], limit=12, threshold=threshold, **extra):
         assert sum(generation.accepted) == generation.emitted <= 12
 
 
@@ -420,10 +420,10 @@ def test_what_is_out_of_range_is_refused(random_models: Models) -> None:
     """Guards against thresholds that accept all or nothing, empty windows or batches, errors from inside the loop."""
     for threshold, metric in THRESHOLDS:
         with pytest.raises(UserError):
-            bar(threshold, metric)  # type: ignore[arg-type]
+            confidence_needed(threshold, metric)  # type: ignore[arg-type]
     for wrong in OPTIONS_OUT_OF_RANGE:
         with pytest.raises(UserError):
-            build_method("mars", Options(**{"mask_id": MASK, **wrong})).bar(0.5)
+            build_method("mars", Options(**{"mask_id": MASK, **wrong})).confidence_needed(0.5)
     with pytest.raises(UserError, match="unknown method"):
         build_method("magic", Options())
     model, ar = random_models["qwen2"], build_method("ar", Options())
@@ -445,7 +445,7 @@ def test_methods_that_cannot_run_say_why(method: str, random_models: Models) -> 
     able = build_method(method, Options(mask_id=MASK, **companions(random_models, 32)))
     if not info.takes_threshold:
         with pytest.raises(UserError, match="no threshold"):
-            able.bar(0.5)
+            able.confidence_needed(0.5)
     if info.one_row:
         with pytest.raises(UserError, match="one sequence at a time"):
             decode(random_models["qwen2"], able, [Request([4], 8)], eos_id=EOS, pad_id=PAD, batch_size=2)

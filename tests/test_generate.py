@@ -266,7 +266,10 @@ def test_thresholds_are_refused_as_decoding_would(name: str, threshold: float) -
         options: Any = {"metric": metric}
         method = build_method(name, Options(**(vars(EVERYTHING) | options)))
         messages = []
-        for check in (partial(method.bar, threshold), Decoding(method=name, threshold=threshold, **options).check):
+        for check in (
+            partial(method.confidence_needed, threshold),
+            Decoding(method=name, threshold=threshold, **options).check,
+        ):
             try:
                 check()
             except UserError as error:

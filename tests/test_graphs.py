@@ -302,7 +302,7 @@ class Capture:
         """Nothing is computed."""
 
 
-def test_steps_are_recorded_where_nobody_says_otherwise(parts: dict[str, Any]) -> None:
+def test_steps_are_recorded_by_default(parts: dict[str, Any]) -> None:
     """Guards against a GPU that records steps only when told to, and a warning where nothing can be recorded."""
     model, method, outside = llama(0), method_of("mars", parts), build_method("hf-generate", Options())
     assert kind_of_batch(model, method)[0] is not Batch and kind_of_batch(model, method, False) == (Batch, "")

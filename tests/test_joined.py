@@ -57,8 +57,8 @@ def launches(layers: int, what: str, dtype: torch.dtype, length: int) -> Counter
     """The operations of one step of fixed shape."""
     model, method = qwen(layers, dtype), method_of(what, {"mask_id": MASK})
     batch = Batch(model, method, eos_id=EOS, pad_id=PAD, on_finished=lambda *_: None, shapes=Steps())
-    bar = 0.3 if what == "mars" else None
-    batch.join({row: Request([4 + row, 5] * (length // 2), 20, bar, ignore_eos=True) for row in (0, 1)})
+    threshold = 0.3 if what == "mars" else None
+    batch.join({row: Request([4 + row, 5] * (length // 2), 20, threshold, ignore_eos=True) for row in (0, 1)})
     batch.step()
     with Operations() as seen:
         batch.step()
@@ -84,8 +84,8 @@ def test_the_answers_are_the_same(what: str, begins: int, monkeypatch: pytest.Mo
     for model, size in ((qwen(), 64), (llama(0), 32)):
         torch.manual_seed(1)
         parts = {"mask_id": MASK, "draft": copy.deepcopy(model), "heads": MedusaHeads(size, 3)}
-        method, bar = method_of(what, parts), 0.3 if what == "mars" else None
-        requests = [Request(([4 + row, 5, 6, 7] * 60)[row:begins], 30 - 3 * row, bar) for row in range(3)]
+        method, threshold = method_of(what, parts), 0.3 if what == "mars" else None
+        requests = [Request(([4 + row, 5, 6, 7] * 60)[row:begins], 30 - 3 * row, threshold) for row in range(3)]
         how: dict[str, Any] = {"eos_id": -1, "pad_id": PAD}
         with monkeypatch.context() as patch:
             patch.setattr(joined, "joins", lambda device: False)
@@ -98,11 +98,11 @@ def test_nothing_waits_for_the_device_in_a_recorded_step(what: str, monkeypatch:
     """Guards against a step that cannot be captured, or reads freed memory: the stand-in raises for both."""
     monkeypatch.setattr(graphs_module, "records_on", lambda device: True)
     monkeypatch.setattr(graphs_module, "recorded", taped)
-    model, bar = qwen(), 0.3 if what in ("mars", "carried over") else None
+    model, threshold = qwen(), 0.3 if what in ("mars", "carried over") else None
     method = method_of("mars" if what == "carried over" else what, {"mask_id": MASK})
     if what == "carried over":
         method = carried_over(method, [0, 2, 1], torch.device("cpu"))
-    requests = [Request([4 + row, 5, 6], 80, bar) for row in range(3)]
+    requests = [Request([4 + row, 5, 6], 80, threshold) for row in range(3)]
     graphs = Graphs()
     runs = [decode(model, method, requests, eos_id=-1, pad_id=PAD, kind=graphs.batch) for _ in range(2)]
     assert len(graphs) > 0 and runs[0] == runs[1]

@@ -81,7 +81,7 @@ def test_tokens_are_those_of_torchs_operations(name: str, model: Any, monkeypatc
 @native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("inputs", "outputs"), [(96, 48), (130, 16), (576, 960)])
-def test_a_product_is_right_and_the_same_whoever_is_beside(dtype: torch.dtype, inputs: int, outputs: int) -> None:
+def test_a_product_is_right_and_the_same_in_any_batch(dtype: torch.dtype, inputs: int, outputs: int) -> None:
     """Guards against blocks or positions left out, sums that depend on the window, a state of the CPU left behind."""
     torch.manual_seed(0)
     values, weight, bias = (torch.randn(*size).to(dtype) for size in ((64, inputs), (outputs, inputs), (outputs,)))
@@ -238,7 +238,7 @@ def attended(every: Tensor, turned: tuple[Tensor, Tensor], cache: tuple[Tensor, 
 
 @native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_entry_finds_the_same_bits_whoever_is_beside_it(dtype: torch.dtype) -> None:
+def test_an_entry_gets_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
     """Guards against sums whose order depends on the window."""
     torch.manual_seed(0)
     every = torch.randn(20, (HEADS + 2 * KV_HEADS) * SIZE).to(dtype)

@@ -47,8 +47,8 @@ def run(
 ) -> list[Generation]:  # fmt: skip
     options = {"mask_id": MASK, "draft": models["draft"], "heads": models["heads"], **options}
     chosen = build_method(method, Options(**options))
-    bar = threshold if METHODS[method].takes_threshold else None
-    requests = [Request(prompt, 12, bar) for prompt in prompts]
+    tau = threshold if METHODS[method].takes_threshold else None
+    requests = [Request(prompt, 12, tau) for prompt in prompts]
     return decode(
         models[family], chosen, requests, eos_id=2, pad_id=PAD, batch_size=batch_size, meter=meter,
         prefill_positions=prefill_positions,

@@ -262,7 +262,7 @@ KINDS_OF_VALUES = [5, 0.5, True, None, "five", ["five"], [5], {"five": 5}, [], {
 
 @given(st.lists(st.sampled_from(KINDS_OF_VALUES), min_size=2, max_size=4))
 @settings(max_examples=20, deadline=None)
-def test_columns_that_nobody_asks_for_may_hold_anything(values: list[Any]) -> None:
+def test_columns_that_are_not_read_may_hold_anything(values: list[Any]) -> None:
     """Guards against a traceback about a column of mixed types that no task reads."""
     lines = [{"question": "1 + 1?", "answer": "#### 2", "more": value} for value in values]
     with tempfile.TemporaryDirectory() as folder:

@@ -167,10 +167,10 @@ def test_the_trainers_losses_are_the_references(
     ),
 )  # fmt: skip
 def test_the_decode_loops_tokens_are_the_references(
-    seed: int, method: str, block_size: int, bar: tuple[Metric, float | None]
+    seed: int, method: str, block_size: int, passes: tuple[Metric, float | None]
 ) -> None:
     """Guards against a token, or a forward, of the cached, batched loop that differs from whole forward passes."""
-    model, (metric, threshold), rng = random_model(seed), bar, torch.Generator().manual_seed(seed)
+    model, (metric, threshold), rng = random_model(seed), passes, torch.Generator().manual_seed(seed)
     sizes = torch.randint(1, 12, (5,), generator=rng).tolist()
     prompts = [torch.randint(4, VOCABULARY, (size,), generator=rng).tolist() for size in sizes]
     options = Options(mask_id=MASK, window=block_size, metric=metric)
@@ -182,36 +182,36 @@ def test_the_decode_loops_tokens_are_the_references(
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(list(DECODERS)), st.sampled_from([2, 4, 7]), st.sampled_from([None, 0.6, 0.95]))
 def test_a_trained_model_answers_the_same(
-    golden: dict[str, Any], golden_models: tools.Models, method: str, block_size: int, bar: float | None
+    golden: dict[str, Any], golden_models: tools.Models, method: str, block_size: int, threshold: float | None
 ) -> None:
     """Guards against what random weights never do: several tokens in most forwards, and answers that end with EOS."""
     model, prompts = golden_models["mars"], golden["prompts"][:6]
     options = Options(mask_id=MASK, window=block_size)
-    requests = [Request(prompt, 96, bar) for prompt in prompts]
+    requests = [Request(prompt, 96, threshold) for prompt in prompts]
     generations = decode(model, build_method(method, options), requests, eos_id=EOS, pad_id=PAD, batch_size=4)
-    answers = by_reference(method, model, prompts, block_size, 96, threshold=bar)
+    answers = by_reference(method, model, prompts, block_size, 96, threshold=threshold)
     same(answers, generations, prompts)
     if method == "mars-verified":
         ar = by_reference("mars", model, prompts, 1, 96, threshold=None)
         assert [answer.text for answer in answers] == [answer.text for answer in ar]
 
 
-@pytest.mark.parametrize("bar", [None, 0.3])
-def test_masks_are_chained_as_here(bar: float | None) -> None:
+@pytest.mark.parametrize("threshold", [None, 0.3])
+def test_masks_are_chained_as_here(threshold: float | None) -> None:
     """Guards against a draft head that gets another token here than in the reference."""
     model, prompts = random_model(3), [[5, 6, 7], [9, 10, 11, 12, 13]]
-    alone = by_reference("mars-verified", model, prompts, 4, 60, threshold=bar)
+    alone = by_reference("mars-verified", model, prompts, 4, 60, threshold=threshold)
     followers = torch.zeros(VOCABULARY, VOCABULARY)
     for answer in alone:
         followers[answer.text[1:], answer.text[:-1]] = 9.0  # for each token, those that the model has put after it
     head = Markov(torch.eye(VOCABULARY), followers)
     adapted = Adapted(model, Adapter(torch.zeros(model.config.hidden_size), {}, head))
     method = build_method("mars-verified", Options(mask_id=MASK, head_top=VOCABULARY))
-    requests = [Request(prompt, 60, threshold=bar) for prompt in prompts]
+    requests = [Request(prompt, 60, threshold=threshold) for prompt in prompts]
     generations = decode(adapted, method, requests, eos_id=EOS, pad_id=PAD)
     answers = [
         reference.decode_verified(
-            plain(model), prompt, mask_id=MASK, eos_id=EOS, threshold=bar, max_new_tokens=60,
+            plain(model), prompt, mask_id=MASK, eos_id=EOS, threshold=threshold, max_new_tokens=60,
             head=lambda logits, before: logits + head.after @ head.before[before],
         )
         for prompt in prompts

@@ -155,7 +155,7 @@ ESCAPES = {
     "fifo": "posix.mkfifo(FOLDER + '/fifo')",
     "truncate": "io.open(VICTIM, 'w').close()",
     "file write": "return os.write(os.open(FOLDER + '/new', os.O_WRONLY | os.O_CREAT), b'x') == 1",
-    "file write by whoever reads the answer": """
+    "file write by the reader of the answer": """
         deed = f"__import__('posix').mkdir({FOLDER!r} + '/new') is None"
         return type("Letter", (), {"__reduce__": lambda _: (eval, (deed,))})()
     """,

@@ -302,7 +302,7 @@ def test_who_goes_away_frees_the_rows(server: Running) -> None:
         assert 0 < server.gauge("vllm:generation_tokens_total") - before < rows * 450
 
 
-def test_a_reader_that_stalls_holds_up_nobody(small: Running) -> None:
+def test_a_reader_that_stalls_delays_no_other(small: Running) -> None:
     """Guards against one client's full buffer that stops the engine for all, and one that is kept for ever."""
     body = {"prompt": PROMPT, "max_tokens": 450, "ignore_eos": True, "stream": True, "method": "ar", "seed": 0}
     body |= {"stream_options": {"include_forwards": True}}  # so that there is more to send: one chunk for each token

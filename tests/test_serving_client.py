@@ -136,7 +136,7 @@ def test_an_engine_that_says_nothing_is_started_anew(monkeypatch: pytest.MonkeyP
     assert "said nothing" in "".join(lines(hangs, monkeypatch, work, hang_timeout=0.5))
 
 
-def test_half_a_report_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_report_stops_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an event loop that waits for the rest of a report, and never ends the engine that stands still."""
 
     async def work(client: EngineClient) -> None:
@@ -146,7 +146,7 @@ def test_half_a_report_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "said nothing" in "".join(lines(halts, monkeypatch, work, hang_timeout=0.5))
 
 
-def test_an_engine_that_does_not_read_holds_nobody_up() -> None:
+def test_an_engine_that_does_not_read_delays_no_client() -> None:
     """Guards against an event loop that waits for room in a pipe, and messages that are cut where it has none."""
 
     async def sent() -> None:

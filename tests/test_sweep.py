@@ -199,8 +199,8 @@ class _Failing:
     def __init__(self, inner: Any, *, pause: float | None = None) -> None:
         self._inner, self._pause = inner, pause
 
-    def bar(self, threshold: float | None) -> float:
-        return float(self._inner.bar(threshold))
+    def confidence_needed(self, threshold: float | None) -> float:
+        return float(self._inner.confidence_needed(threshold))
 
     def propose(self, rows: Any) -> Any:
         if self._pause is None:

@@ -293,7 +293,7 @@ def test_views_of_a_flat_buffer_stay_views_of_it(model: PreTrainedModel) -> None
     assert ar(model) == greedy(model) != before
 
 
-def test_nobody_holds_on_to_a_model_or_its_weights(model: PreTrainedModel) -> None:
+def test_models_and_their_weights_are_freed(model: PreTrainedModel) -> None:
     """Guards against a model, or its weights from before a conversion, that stay in memory after decoding."""
     clone = copy.deepcopy(model)
     assert ar(clone) == ar(model)

@@ -216,7 +216,7 @@ class Adapting:
     def _race(self, plan: Plan, adapter: Path) -> tuple[list[Result], tuple[int, ...]]:
         """All contenders on the prompts held out, and the windows that pay; how often drafts were right is recorded."""
         loaded = with_adapter(self._loaded, adapter)
-        entrants = {line.name: Answering.of(line, loaded) for line in CONTENDERS}
+        entrants = {line.name: Answering.of_line(line, loaded) for line in CONTENDERS}
         prompts = self._chats.encoded([self._prompts[number] for number in plan.kept_back], self._source)
         race = Race(entrants, prompts, 1, _RACED_TOKENS, *self._chats.ends(loaded), LAPS)
         with self._reporter.bar("racing on the prompts held out") as bar:

@@ -51,7 +51,7 @@ def show(
     draft = shared.load_draft(decoding, run.reporter)
     loaded = start.loaded(run, decoding.dtype)
     for way in ways:
-        generation = answer(Answering.by(way, loaded, draft, run.reporter), question, max_new_tokens)
+        generation = answer(Answering.of_decoding(way, loaded, draft, run.reporter), question, max_new_tokens)
         title = way.method if way.threshold is None else f"{way.method}, tau = {way.threshold:g}"
         answers.append(shown(title, generation, loaded.tokenizer))
     console = Console(soft_wrap=True)
@@ -113,7 +113,7 @@ def decode(
     eos, pad = default_ids(loaded, eos_id, pad_id)
     if method == "auto":
         decoding = shared.that_pays(decoding, loaded, min(batch_size or ROWS, len(prompts)), reporter)
-    answering = Answering.by(decoding, loaded, draft, reporter, batch_size)
+    answering = Answering.of_decoding(decoding, loaded, draft, reporter, batch_size)
     requests = [
         Request(ids, max_new_tokens, decoding.threshold, temperature=temperature, seed=seed_of(seed, number))
         for number, ids in enumerate(prompts)

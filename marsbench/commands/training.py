@@ -85,7 +85,7 @@ def distill(
         loaded = shared.load_named(start.whose, decoding.dtype, reporter)
     else:
         loaded = replace(start, stage=stage).loaded(start.run(), decoding.dtype)
-    answering = Answering.by(decoding, loaded, draft, reporter, batch_size)
+    answering = Answering.of_decoding(decoding, loaded, draft, reporter, batch_size)
     if self_asked is not None:
         asked = read_prompts(asked_by(answering, self_asked, source, reporter, seed=seed))
     distiller = Distiller(answering, reporter, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)

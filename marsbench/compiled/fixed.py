@@ -222,7 +222,7 @@ class FixedRows(FittedRows):
         return Shape(
             rows=_bucket(len(seats), 1),
             length=_bucket(length, *((64,) if self.lag else (64, 96))),
-            thresholded=any(isfinite(seat.bar) for seat in seats),
+            thresholded=any(isfinite(seat.needed) for seat in seats),
             sampled=any(seat.request.temperature > 0 for seat in seats),
             cut=any(seat.request.is_cut for seat in seats),
         )

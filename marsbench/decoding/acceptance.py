@@ -36,7 +36,7 @@ def _by_sums(logits: Tensor) -> bool:
     return logits.is_cuda
 
 
-def bar(threshold: float | None, metric: Metric | None, method: str = "") -> float:
+def confidence_needed(threshold: float | None, metric: Metric | None, method: str = "") -> float:
     """The confidence that a threshold asks for: at least so much, or no more entropy; None can never be passed.
 
     `UserError` for a threshold out of range, and for any where there is no metric: such a `method` compares none.

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from marsbench.decoding.acceptance import bar
+from marsbench.decoding.acceptance import confidence_needed
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request, as_list, end_of
 from marsbench.decoding.requests import NewTokens, Seat, check_requests, groups_of, laid_out
 from marsbench.decoding.step import FittedRows, Method, forward
@@ -41,8 +41,8 @@ class OutsideMethod(ABC):
     name: ClassVar[str]
     one_row: ClassVar[bool] = False  # decodes one sequence at a time
 
-    def bar(self, threshold: float | None) -> float:
-        return bar(threshold, None, self.name)
+    def confidence_needed(self, threshold: float | None) -> float:
+        return confidence_needed(threshold, None, self.name)
 
     @abstractmethod
     def continue_batch(
@@ -109,7 +109,8 @@ class Batch:
                 raise UserError(f"request {index} is in flight already", fix="give every request an index of its own")
         groups = []
         for part in groups_of(requests, most):
-            seats = [Seat(index, request, self.method.bar(request.threshold)) for index, request in part.items()]
+            needed = self.method.confidence_needed
+            seats = [Seat(index, request, needed(request.threshold)) for index, request in part.items()]
             rows = laid_out(seats, pad_id=self._pad_id, device=self._device)
             rows.prefill_positions = most
             groups.append(FittedRows(rows, seats))
@@ -164,8 +165,8 @@ class Batch:
         for row, seat in self._running.seats.items():
             if seat.index in knobs:
                 threshold, window, verified = knobs[seat.index]
-                seat.bar = self.method.bar(threshold)
-                turned[row] = seat.bar, window, verified
+                seat.needed = self.method.confidence_needed(threshold)
+                turned[row] = seat.needed, window, verified
         if turned:
             self._running.rows.turn(turned)
 
@@ -275,7 +276,7 @@ def _decode_outside(
     if any(request.temperature for _, request in requests):
         raise UserError(f"method {method.name!r} is greedy", fix="give temperature 0")
     for _, request in requests:
-        method.bar(request.threshold)
+        method.confidence_needed(request.threshold)
     for first in range(0, len(requests), batch_size):
         lot = requests[first : first + batch_size]
         answers = method.continue_batch(model, [request for _, request in lot], eos_ids, pad_id, meter)

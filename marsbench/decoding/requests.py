@@ -66,7 +66,7 @@ class Seat:
 
     index: int  # what the caller calls the request
     request: Request
-    bar: float  # the confidence to pass
+    needed: float  # the confidence to pass
     before: int = 0  # forwards of the batch before the request's first
     tokens: list[int] = field(default_factory=list)
     settled_by: list[int] = field(default_factory=list)
@@ -109,7 +109,7 @@ def laid_out(seats: Sequence[Seat], *, pad_id: int, device: torch.device) -> Row
     none = torch.zeros_like(start)
     rows = Rows(
         tokens=tokens, settled_by=torch.where(prompt, PROMPT, EMPTY), length=start.clone(), cached=none, start=start,
-        end=end, bar=torch.tensor([seat.bar for seat in seats], dtype=torch.float32),
+        end=end, needed=torch.tensor([seat.needed for seat in seats], dtype=torch.float32),
         temperature=torch.tensor([request.temperature for request in chosen], dtype=torch.float32),
         seed=torch.tensor([request.seed for request in chosen]),
         cut=torch.tensor([[request.top_k, request.top_p, request.min_p] for request in chosen], dtype=torch.float32),

@@ -54,7 +54,7 @@ class Rows:
     cached: Tensor  # [N], leading tokens whose keys and values are in the cache
     start: Tensor  # [N], length of the prompt
     end: Tensor  # [N], the length at which the row must stop
-    bar: Tensor  # fp32 [N], the confidence to pass
+    needed: Tensor  # fp32 [N], the confidence to pass
     temperature: Tensor  # fp32 [N], 0 = greedy
     seed: Tensor  # [N], of the sampling noise
     cut: Tensor  # fp32 [N, 3], top_k, top_p and min_p of what may be sampled
@@ -84,9 +84,9 @@ class Rows:
         """Bring `extent` up to date where rows have come, gone or turned."""
         if self.fixed:
             return
-        # No threshold at all is an infinite bar, for one token per forward (+) or for all drafts (-).
+        # Without a threshold, what is needed is infinite: + for one token per forward, - for all drafts.
         cut = (self.cut[:, 0] > 0) | (self.cut[:, 1] < 1) | (self.cut[:, 2] > 0)
-        options = torch.stack([self.bar.isfinite().any(), (self.temperature > 0).any(), cut.any()]).tolist()
+        options = torch.stack([self.needed.isfinite().any(), (self.temperature > 0).any(), cut.any()]).tolist()
         self.extent = self.extent._replace(thresholded=options[0], sampled=options[1], cut=options[2])
         self.measure_step()
 
@@ -109,8 +109,8 @@ class Rows:
 
     def turn(self, knobs: Mapping[int, tuple[float, int, bool]]) -> None:
         """Change how some rows decode: row -> the confidence to pass, its window, whether its guesses are checked."""
-        for row, (bar, window, verified) in knobs.items():
-            self.bar[row], self.window[row] = bar, window
+        for row, (needed, window, verified) in knobs.items():
+            self.needed[row], self.window[row] = needed, window
             if not verified:  # drafts would not be checked
                 self.drafted[row] *= ~self.verified[row]
             self.verified[row] = verified

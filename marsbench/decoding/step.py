@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from marsbench.decoding.acceptance import bar
+from marsbench.decoding.acceptance import confidence_needed
 from marsbench.decoding.requests import NewTokens, Seat
 from marsbench.decoding.rows import Accepted, Most, Rows
 from marsbench.decoding.windows import linear_window
@@ -26,9 +26,9 @@ class Method(ABC):
     name: ClassVar[str]
     causal_prompt: ClassVar[bool] = True  # whether plain causal windows may cache a prompt's beginning before `propose`
 
-    def bar(self, threshold: float | None) -> float:
+    def confidence_needed(self, threshold: float | None) -> float:
         """The confidence that a request's threshold asks for; `UserError` where there is no `metric` to compare by."""
-        return bar(threshold, getattr(self, "metric", None), self.name)
+        return confidence_needed(threshold, getattr(self, "metric", None), self.name)
 
     def most(self) -> Most | None:
         """What its steps need at most, None where no bound can be given: then it cannot be compiled."""

@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from marsbench.decoding.acceptance import bar
+from marsbench.decoding.acceptance import confidence_needed
 from marsbench.decoding.generation import PREFILL_POSITIONS, Dtype, Layout, Metric
 from marsbench.errors import UserError, check_known
 from marsbench.line import EARLIER, Line, renamed
@@ -213,7 +213,7 @@ class Decoding(Options):
         if self.accept and METHODS[self.method].lossless and self.method not in ("ar", "hf-generate"):
             raise UserError(f"method {self.method!r} accepts all verified drafts", fix="leave --accept out")
         metric: Metric | None = (self.metric or "probability") if METHODS[self.method].takes_threshold else None
-        bar(self.threshold, metric, self.method)
+        confidence_needed(self.threshold, metric, self.method)
         return self
 
     def check_heard(self, *methods: str) -> None:

@@ -53,7 +53,7 @@ class BlockDiffusion(Method):
         masked = is_open & (position < rows.end.unsqueeze(1))
         sure = confidence(logits, self.metric).masked_fill(~masked, -torch.inf)
         best = torch.nn.functional.one_hot(sure.argmax(1), sure.shape[1]).bool()
-        chosen = masked & (best | (sure >= rows.bar.unsqueeze(1)))
+        chosen = masked & (best | (sure >= rows.needed.unsqueeze(1)))
         length = block_start + passing_run(chosen | ~is_open)
         ids, kept = rows.choose(logits, position), block_start - rows.cached
         return Accepted(ids, position, chosen, length - rows.length, kept)

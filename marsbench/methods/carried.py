@@ -24,8 +24,8 @@ class CarriedOver(Method):
     method: Mars | MarsVerified
     draws: Tensor = field(compare=False)  # integer, guesses kept in step after step, on the model's device
 
-    def bar(self, threshold: float | None) -> float:
-        return self.method.bar(threshold)
+    def confidence_needed(self, threshold: float | None) -> float:
+        return self.method.confidence_needed(threshold)
 
     def most(self) -> Most | None:
         return self.method.most()

@@ -43,7 +43,7 @@ class Mars(Method):
     def accept(self, rows: Rows, window: Window, answer: Answer) -> Accepted:
         logits = answer.logits(slice(last(rows), None))
         ids = read_linear(rows, answer, logits, logits.shape[1] - 1, self.head_top)
-        count = leading_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1))
+        count = leading_run(confidence(logits, self.metric) >= rows.needed.unsqueeze(1))
         return Accepted.leading(rows, ids, count, kept=pending(rows))
 
 

@@ -43,7 +43,7 @@ class MarsLookup(MarsVerified):
     def propose(self, rows: Rows) -> Window:
         """Drafts and masks in the chosen layout; only the drafts in front of the first answer are to be looked up."""
         if not rows.drafts.shape[1]:
-            self._note(rows, rows.tokens, rows.length, rows.tokens[:, :0], rows.drafted, torch.zeros_like(rows.bar))
+            self._note(rows, rows.tokens, rows.length, rows.tokens[:, :0], rows.drafted, torch.zeros_like(rows.needed))
             rows.measure_step()
         return super().propose(rows)
 

@@ -51,8 +51,8 @@ class MarsVerified(Method):
     groups: int | None = None
     head_top: int = 64
 
-    def bar(self, threshold: float | None) -> float:
-        return -torch.inf if threshold is None else super().bar(threshold)
+    def confidence_needed(self, threshold: float | None) -> float:
+        return -torch.inf if threshold is None else super().confidence_needed(threshold)
 
     def most(self) -> Most:
         drafts = self.window - 1
@@ -101,7 +101,7 @@ class MarsVerified(Method):
         drafts, logits = read_masks(rows, answer, entries, logits, accepted, self.head_top)
         room = room_for_drafts(rows, accepted) * stands
         if rows.extent.thresholded:
-            room = torch.minimum(room, passing_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1)))
+            room = torch.minimum(room, passing_run(confidence(logits, self.metric) >= rows.needed.unsqueeze(1)))
         return Reading(accepted, drafts, logits, room)
 
     def _masks(self, rows: Rows) -> int:

@@ -48,7 +48,7 @@ class Mixed(Method):
         if logits.shape[1] == 1:  # no row guesses
             return Accepted.leading(rows, ids, torch.ones_like(rows.length), pending(rows))
         place = torch.arange(logits.shape[1], device=logits.device)
-        passes = confidence(logits, self.metric) >= rows.bar.unsqueeze(1)
+        passes = confidence(logits, self.metric) >= rows.needed.unsqueeze(1)
         checked = right_drafts(rows, ids)
         taken = leading_run(passes & (place < rows.window.unsqueeze(1)))
         count = torch.where(rows.verified, checked + 1, taken)

@@ -89,13 +89,14 @@ class Speculative(Method):
         rows.extent = rows.extent._replace(drafted=most, even=rows.extent.level and most == least)
 
     def _lane(self, rows: Rows, drafts: int) -> Rows:
-        bar, now = self.drafting.bar(self.draft_threshold if self.draft_method == "mars" else None), rows.extent
-        extent = now._replace(pending=now.draft_pending, drafted=0, even=now.draft_level, thresholded=isfinite(bar))
+        threshold, now = self.draft_threshold if self.draft_method == "mars" else None, rows.extent
+        needed = self.drafting.confidence_needed(threshold)
+        extent = now._replace(pending=now.draft_pending, drafted=0, even=now.draft_level, thresholded=isfinite(needed))
         return replace(
             rows, tokens=rows.tokens.clone(), settled_by=rows.settled_by.clone(), cached=rows.draft_cached,
             cache=rows.draft_cache, end=torch.minimum(rows.length + drafts, rows.end - 1),
-            bar=torch.full_like(rows.bar, bar), drafts=rows.tokens[:, :0], drafted=torch.zeros_like(rows.drafted),
-            extent=extent,
+            needed=torch.full_like(rows.needed, needed), drafts=rows.tokens[:, :0], extent=extent,
+            drafted=torch.zeros_like(rows.drafted),
         )  # fmt: skip
 
 
@@ -124,6 +125,6 @@ class MarsSpeculative(Speculative):
         logits = answer.logits(entries)
         behind = verified.advance.unsqueeze(1) + torch.arange(masks, device=logits.device)
         extension, logits = read_masks(rows, answer, entries, logits, verified, self.head_top)
-        sure = passing_run(confidence(logits, self.metric) >= rows.bar.unsqueeze(1))
+        sure = passing_run(confidence(logits, self.metric) >= rows.needed.unsqueeze(1))
         ids = F.pad(verified.ids, (0, masks)).scatter(1, behind, extension)
         return Accepted.leading(rows, ids, verified.advance + sure, verified.kept)

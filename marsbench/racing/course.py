@@ -154,7 +154,7 @@ class Course:
         if METHODS[line.method].one_row and batch_size > 1:
             raise UserError(f"{line.method} decodes one sequence at a time", fix="race it at batch size 1")
         loaded = self.target(line)
-        eager = Answering.of(replace(line, compiled=False), loaded, self.draft(line), batch_size=batch_size)
+        eager = Answering.of_line(replace(line, compiled=False), loaded, self.draft(line), batch_size=batch_size)
         if line.carried:
             draws = draws_of(line.carried, self.run.seed)
             eager = replace(eager, method=carried_over(eager.method, draws, loaded.model.device))

@@ -47,7 +47,7 @@ def profile(contender: Answering, race: Race) -> dict[str, float]:
     parts, method = _Parts(), contender.method
     assert isinstance(method, Method), "the loop of another library is not ours to look into"
     timed: Any = SimpleNamespace(
-        causal_prompt=False, bar=method.bar, most=method.most,
+        causal_prompt=False, confidence_needed=method.confidence_needed, most=method.most,
         propose=parts.timed("proposing")(method.propose), accept=parts.timed("accepting")(method.accept),
     )  # fmt: skip
     with parts.timed("loop"):

@@ -78,7 +78,9 @@ class CellRunner:
         rows = 1 if METHODS[line.method].one_row else self._run.scale.batch_size
         line = replace(line, compiled=self._run.compiled)
         with self._checkpoints.others_may_fail(line.trained):
-            return Answering.of(line, loaded, draft, batch_size=rows, prefill_positions=self._run.prefill_positions)
+            return Answering.of_line(
+                line, loaded, draft, batch_size=rows, prefill_positions=self._run.prefill_positions
+            )
 
     def without(self, cell: PlannedCell, reason: str, status: Status = "skipped") -> EvaluationRow:
         line, scale, origin = cell.line, self._run.scale.scale, provenance(seed=self._run.seed)
