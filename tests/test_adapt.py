@@ -72,7 +72,7 @@ def test_killed_at_every_stage_it_ends_with_the_page_of_a_run_that_was_not(
         log = tmp_path / seen
         process = forked(*arguments(base, prompts, killed), log=log)
         while process.is_alive() and not (log.exists() and seen in log.read_text()):
-            time.sleep(0.002)
+            time.sleep(0.01)
         assert process.is_alive(), seen
         process.kill()
         process.join()

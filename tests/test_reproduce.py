@@ -93,7 +93,7 @@ def test_killed_at_any_moment_it_resumes_to_the_same_rows(reproduced: Path, tmp_
     for moment, reached in MOMENTS.items():
         process = forked(*MICRO, tmp_path, "--jobs", 1)
         while process.is_alive() and not reached(runs):
-            time.sleep(0.002)
+            time.sleep(0.01)
         assert process.is_alive(), f"it finished before it could be killed {moment}"
         process.kill()
         process.join()

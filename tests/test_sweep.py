@@ -157,7 +157,7 @@ def test_killed_at_any_moment_it_loses_a_round_at_most(swept: Path, tmp_path: Pa
         before = size_of(runs)
         process = sweep_in_child(output)
         while process.is_alive() and size_of(runs) == before:
-            time.sleep(0.001)
+            time.sleep(0.01)
         time.sleep(rng.uniform(0, 0.25))
         if kills < KILLS and process.is_alive():
             process.kill()
