@@ -112,7 +112,7 @@ from marsbench.serving.messages import Ending, Report, State
 from marsbench.serving.messages import Settings
 client = EngineClient(Settings("", "micro"), print)
 for number, finish in enumerate(("eos", "length")):
-    client._streams[number] = SimpleNamespace(job=SimpleNamespace(arrived=0.0), end=print)
+    client._streams[number] = SimpleNamespace(job=SimpleNamespace(arrived=0.0), end=print, ending=None)
     client._take(Report(State(), ended=[(number, Ending(finish, 1, 1))]))
 print(generate_latest(client.metrics.registry).decode())
 """
@@ -197,7 +197,7 @@ def follow(copy: Path) -> None:
     (package / "studies" / "figure7.py").write_text(PAGE)
     serving = package / "serving"
     insert(serving / "metrics.py", '    "marsbench:forwards": ', COUNTER)
-    insert(serving / "engine_client.py", '                why = "error" if ending.failure', COUNTED)
+    insert(serving / "engine_client.py", "                if ending.failure:", COUNTED)
 
 
 @pytest.fixture(scope="module")

@@ -55,6 +55,12 @@ def halts(pipe: Connection, _: Settings) -> None:
     time.sleep(10)
 
 
+def widest(pipe: Connection, settings: Settings) -> None:
+    """An engine whose slots tell the window that it was started with."""
+    pipe.send(Ready(None, 100, 100, ("ar",), settings.block_size))
+    signal.pause()
+
+
 def job(number: int, *prompt: int) -> Job:
     return Job(list(prompt), 9, id=number, method="ar", arrived=time.perf_counter())
 
@@ -134,6 +140,40 @@ def test_an_engine_that_says_nothing_is_started_anew(monkeypatch: pytest.MonkeyP
         assert client._process.pid != first and client.queued == 0
 
     assert "said nothing" in "".join(lines(hangs, monkeypatch, work, hang_timeout=0.5))
+
+
+def test_a_window_that_was_turned_does_not_bound_the_next_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against compiled steps that stay narrow for good, because an engine died while the window was 1."""
+
+    async def work(client: EngineClient) -> None:
+        for _ in range(2):
+            await until(lambda: client.ready)
+            assert client.ready is not None and client.ready.slots == 4
+            client.turn(block_size=1)
+            client._process.kill()
+            await until(lambda: client.ready is None)
+
+    lines(widest, monkeypatch, work, block_size=4)
+
+
+def test_a_second_signal_ends_answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against clients that hear no reason, and an answer lost that is not counted as an error."""
+
+    async def work(client: EngineClient) -> None:
+        await until(lambda: client.ready)
+        stream = Stream(job(1, 5), asyncio.Event())
+        with client.submitted([stream]):
+            draining = asyncio.create_task(client.drain())
+            await asyncio.sleep(0.1)
+            assert stream.ending is None
+            client.turn(drain=0.0)
+            await until(lambda: stream.ending, 2)
+            assert isinstance(stream.ending, ApiError) and stream.ending.code == "shutting_down"
+        await draining
+        (error,) = (each for each in client.metrics.ended.collect()[0].samples if each.name.endswith("_total"))
+        assert error.labels["finished_reason"] == "error" and error.value == 1
+
+    lines(hangs, monkeypatch, work)
 
 
 def test_half_a_report_stops_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +266,7 @@ def test_a_client_that_goes_away_ends_the_work() -> None:
         finally:
             worked.append("ended")
 
-    asyncio.run(asyncio.wait_for(EventStream(events(), 0)({"type": "http"}, gone, send), 5))
+    asyncio.run(asyncio.wait_for(EventStream(events(), 0)({"type": "http", "log": {}}, gone, send), 5))
     assert events.closed
     with pytest.raises(ClientDisconnect):
         asyncio.run(until_gone(gone, work()))
@@ -262,7 +302,7 @@ def test_an_error_has_a_status_of_its_own_until_something_is_sent(after: bool) -
     async def send(message: Message) -> None:
         sent.append(message)
 
-    work = EventStream(events(), 0)({"type": "http"}, silent, send)
+    work = EventStream(events(), 0)({"type": "http", "log": {}}, silent, send)
     if after:
         asyncio.run(work)
         assert b"gone" in sent[-2]["body"] and sent[-1]["more_body"] is False
@@ -286,7 +326,7 @@ def test_a_silent_stream_says_that_it_is_alive() -> None:
         sent.append(message)
 
     async def streamed() -> None:
-        await EventStream(events(), 0.05)({"type": "http"}, silent, send)
+        await EventStream(events(), 0.05)({"type": "http", "log": {}}, silent, send)
         await asyncio.sleep(0.1)
 
     asyncio.run(streamed())

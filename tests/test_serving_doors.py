@@ -317,6 +317,7 @@ def test_a_stop_string_ends_the_job_at_its_token() -> None:
     client = MadeUp()
     answer = json.loads(asyncio.run(call(client, AT, {"prompt": "aa", "max_tokens": 6, "stop": "aaa"}))[2])
     assert answer["usage"]["completion_tokens"] < 6, "tokens after it are not counted"
+    assert answer["usage"]["marsbench"]["forwards"] == 1, "nor the forwards that the engine took meanwhile"
     assert answer["choices"][0]["finish_reason"] == "stop", "though the engine came to the limit in the same report"
     assert not any(isinstance(message, Cancel) for message in client.sent)
 
@@ -457,6 +458,14 @@ def test_text_in_portions_is_the_text_up_to_its_stop(ids: list[int], cuts: list[
         assert text.startswith(sent)
     assert sent + writer.close() == text
     assert writer.stopped == (text != text_of(ids)) and (writer.stopped or writer.used == len(ids))
+
+
+def test_long_stop_strings_are_soon_told_apart() -> None:
+    """Guards against stop strings, each nearly the answer, that keep the event loop from all clients for minutes."""
+    text = "a b " * 500
+    writer, began = Writer(vocabulary(), [f"{text}{number}" for number in range(64)]), time.thread_time()
+    assert writer.write(TOKENIZER(text, add_special_tokens=False).input_ids) == "" and writer.close() == text
+    assert time.thread_time() - began < 2
 
 
 BYTES = st.lists(

@@ -65,6 +65,7 @@ class Log:
         self.ended: dict[int, Ending] = {}
         self.started: list[int] = []
         self.accepted: Counter[int] = Counter()
+        self.counted: Counter[str] = Counter()
 
     def work(self, times: int = 1) -> None:
         for _ in range(times):
@@ -79,6 +80,7 @@ class Log:
                 self.ended[number] = ending
             self.state = report.state
             self.accepted += report.accepted
+            self.counted += report.counted
 
     def run(self) -> None:
         for _ in range(2000):
@@ -150,14 +152,19 @@ def test_tokens_are_those_of_the_method(method: MethodName, prompts: Prompts, mo
     log = answered(engine(model), *jobs)
     chosen = build_method(method, Options(mask_id=MASK, layout="linear"))
     every = decode(model, chosen, [Request(prompt, 24, tau) for prompt in prompts], eos_id=EOS, pad_id=PAD)
+    further = list[int]()
     for number, alone in enumerate(every):
         ending = log.ended[number]
         assert log.tokens[number] == alone.tokens
         assert (ending.emitted, ending.forwards, ending.finish) == (alone.emitted, alone.forwards, alone.finish)
         assert ending.thresholds == (None if tau is None else (tau, tau))
         assert ending.windows == ((1, 1) if method == "ar" else (4, 4))
-        assert ending.accepted == Counter(count - 1 for count in alone.accepted[1:] if method != "ar")
-    further = [count - 1 for alone in every for count in alone.accepted[1:]] if method != "ar" else []
+        drafts = {"ar": [], "mars": [3] * (alone.forwards - 1), "mars-verified": alone.drafted[1:]}[method]
+        of_each = [(drafted, count - 1) for drafted, count in zip(drafts, alone.accepted[1:], strict=False) if drafted]
+        assert ending.drafted == sum(drafted for drafted, _ in of_each)
+        assert ending.accepted == Counter(accepted for _, accepted in of_each)
+        further += [accepted for _, accepted in of_each]
+    assert log.counted["vllm:generation_tokens"] == sum(alone.emitted for alone in every), "an EOS is one, too"
     assert all(log.accepted[place] == sum(count > place for count in further) for place in range(4))
 
 
@@ -224,6 +231,10 @@ def test_lack_of_memory_costs_no_other_answer(prompts: Prompts, model: Model, mo
     log.engine.submit(job(2, prompts[2]))
     log.run()
     assert log.tokens[2] and not log.ended[2].failure
+    log.engine.submit(job(3, prompts[2]))
+    monkeypatch.setattr("marsbench.decoding.step.forward", Mock(side_effect=torch.AcceleratorError("broken")))
+    with pytest.raises(torch.AcceleratorError):  # no request can be answered any more: the process is to end
+        log.work()
 
 
 def test_memory_and_types_are_chosen_by_the_machine() -> None:

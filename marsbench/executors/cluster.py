@@ -115,9 +115,6 @@ class Cluster(Executor):
             ray.cancel(ref, force=True)
 
 
-# ---- on the nodes ---------------------------------------------------------------------------------------------------
-
-
 def _perform(task: Task, made: Sequence[Any], logs: Path, cwd: Path) -> Ended:
     """Carry out a task on a node, with the cores that it holds; relative paths are meant from `cwd`, the driver's."""
     context = ray.get_runtime_context()

@@ -59,9 +59,6 @@ class Ended:
     seconds: float  # it took
 
 
-# ---- in the process of a task ---------------------------------------------------------------------------------------
-
-
 def log_of(logs: Path, name: str) -> Path:
     return logs / f"{name}.log"
 
@@ -101,9 +98,6 @@ def launch(task: Task, gpus: int, config: Path = PACKAGE / "presets" / "launch" 
     if status:
         what = f"{task.title} on {gpus} GPUs: a process ended with status {status}"
         raise UserError(what, fix="correct what the log says; the same command then goes on")
-
-
-# ---- all of them ----------------------------------------------------------------------------------------------------
 
 
 class Order:

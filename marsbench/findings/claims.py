@@ -165,9 +165,6 @@ def _extent(measured: Measured) -> tuple[int, tuple[str, ...], int]:
     return len(measured.benchmarks), measured.benchmarks, measured.estimate.n if measured.estimate else 0
 
 
-# ---- all claims together --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Judged:
     claim: Claim

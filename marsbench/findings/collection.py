@@ -102,9 +102,6 @@ def _identity(line: Line | EvaluationRow) -> Hashable:
     return line.stage, line.method, tuple(sorted(line.options.items())), line.dtype
 
 
-# ---- all pages of a scale ----
-
-
 @dataclass(frozen=True)
 class Collection:
     """The rows of one scale. Pages without rows are left out."""

@@ -46,9 +46,6 @@ def _about(collections: Sequence[Collection]) -> str:
     return " ".join([*map(escape, said), *([f"In full: {', '.join(shown)} (Markdown)."] if shown else [])])
 
 
-# ---- the race ----
-
-
 def _races(collection: Collection) -> list[dict[str, Any]]:
     return [
         {
@@ -120,9 +117,6 @@ def _ratio(laps: Sequence[float], others: Sequence[float]) -> float | None:
     """The value of `speed_ratio`, which draws a thousand samples for an interval at every call, to two decimals."""
     same = laps and len(laps) == len(others)
     return round(median(one / other for one, other in zip(laps, others, strict=True)), 2) if same else None
-
-
-# ---- the answers ----
 
 
 def _questions(rows: Sequence[Row], scale: Preset) -> list[dict[str, Any]]:

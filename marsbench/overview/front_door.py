@@ -170,9 +170,6 @@ def _toy(findings: _Findings) -> Iterator[list[str]]:
             yield [words, paper or "-", numbers, of if finding.measured.counts else of.replace(";", " questions;")]
 
 
-# ---- the picture ----
-
-
 def draw(judged: Sequence[Judged], folder: Path) -> list[Path]:
     """Write the picture below the folder of the index, the paper's numbers beside ours; nothing without its claims."""
     by_key = {(entry.claim.page, entry.claim.name): entry for entry in judged}

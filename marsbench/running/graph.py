@@ -147,9 +147,6 @@ class AnswerTask(RunTask):
         return Made(answers, failures, missing)
 
 
-# ---- which there are ------------------------------------------------------------------------------------------------
-
-
 class Known:
     """What is there already, and what can be had; this base class knows of nothing: a plan from zero."""
 

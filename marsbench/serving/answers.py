@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any, TypeVar
 
 from marsbench.decoding.generation import seed_of
@@ -29,6 +28,11 @@ class Choice(Stream):
         self.index, self.writer = index, writer
         self.text = ""
         self.begun = False  # whether it has had a chunk
+        self.forwards = 0  # that brought its text
+
+    def write(self, tokens: list[int]) -> str:
+        self.forwards += not self.writer.stopped
+        return self.writer.write(tokens)
 
     @property
     def used(self) -> int:
@@ -173,7 +177,7 @@ class Completion:
     async def whole(self) -> Body:
         async with aclosing(self._arrivals()) as arrivals:
             async for choice, pieces, ended in arrivals:
-                choice.text += choice.writer.write([*chain.from_iterable(pieces)])
+                choice.text += "".join(map(choice.write, pieces))
                 if ended:
                     choice.text += choice.writer.close()
         choices = []
@@ -230,11 +234,11 @@ class Completion:
     def _chunks(self, choice: Choice, pieces: list[list[int]]) -> Iterator[Body]:
         """What has come: one chunk for all of it, or one for each forward."""
         by_forward = self._options.include_forwards
-        for tokens in pieces if by_forward else [[*chain.from_iterable(pieces)]]:
+        for part in [[tokens] for tokens in pieces] if by_forward else [pieces]:
             if choice.writer.stopped:
                 break
             before = choice.writer.used
-            text = choice.writer.write(tokens)
+            text = "".join(map(choice.write, part))
             if text or by_forward:
                 told = {"marsbench": {"tokens": choice.writer.used - before}} if by_forward else {}
                 yield self._chunk(choice, text) | told
@@ -261,10 +265,11 @@ class Completion:
             {
                 "method": choice.job.method,
                 "threshold": None if ending.thresholds is None else list(ending.thresholds),
-                "block_size": list(ending.windows), "lossless": ending.lossless, "forwards": ending.forwards,
-                "tokens_per_forward": round(choice.used / max(ending.forwards, 1), 4),
+                "block_size": list(ending.windows), "lossless": ending.lossless, "forwards": forwards,
+                "tokens_per_forward": round(choice.used / max(forwards, 1), 4),
             }
             for choice, ending in endings
+            for forwards in [choice.forwards if choice.writer.stopped else ending.forwards]
         ]  # fmt: skip
         ours = {"total_tokens": sum(counts.values()), "marsbench": of_each[0] if len(of_each) == 1 else of_each}
         costs: Body = {"usage": counts | ours}

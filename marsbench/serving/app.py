@@ -180,12 +180,14 @@ async def _serve(settings: Settings, own: socket.socket, say: Callable[[str], No
 
     def heed() -> None:
         """The first signal to end lets answers be finished, the second does not."""
-        if draining or not engine.started.is_set():
+        if draining:
+            engine.turn(drain=0.0)
+        elif not engine.started.is_set():
             engine.started.set()
             engine.over.set()
-            return
-        say("ending: no request is let in any more; a second signal ends at once")
-        draining.append(asyncio.create_task(engine.drain()))
+        else:
+            say("ending: no request is let in any more; a second signal ends at once")
+            draining.append(asyncio.create_task(engine.drain()))
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, heed)
@@ -193,13 +195,15 @@ async def _serve(settings: Settings, own: socket.socket, say: Callable[[str], No
         await engine.started.wait()
         if engine.fatal is not None:
             raise engine.fatal
-        if engine.ready is not None and settings.method not in (None, *engine.ready.methods):
+        if engine.ready is None:  # a signal came first
+            return
+        if settings.method not in (None, *engine.ready.methods):
             what = f"method {settings.method!r} needs a checkpoint trained with masks"
             fix = "use a MARS checkpoint, --method ar, or --untrained-masks to try it anyway"
             raise UserError(what, where=settings.checkpoint, fix=fix)
         server = Server(uvicorn.Config(
             build(engine), log_level="warning", access_log=False, timeout_graceful_shutdown=5, lifespan="off",
-            backlog=_WAITING, limit_concurrency=settings.max_connections, ws="none",
+            backlog=_WAITING, limit_concurrency=settings.max_connections + 1, ws="none",
         ))  # fmt: skip
         gc.freeze()  # what is there to stay need not be looked through whenever a large body is read
         own.listen(_WAITING)  # from now on no connection is refused

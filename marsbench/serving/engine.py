@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from marsbench.compiled.graphs import Graphs, wants_graphs, why_not
 from marsbench.decoding.engine import Batch, check_requests, context_length
 from marsbench.decoding.generation import Generation, Meter, Request, as_list
@@ -241,27 +243,33 @@ class Engine:
         if number in self._joining:  # these are of its prompt's forward
             running = self._running[number] = self._joining.pop(number)
         else:
-            running, further = self._running[number], len(tokens) - 1
-            masks = running.knob.window - 1
+            running = self._running[number]
+            self._report.counted["settled"] += len(tokens)
+            self._report.counted["rows moved"] += 1
+            if running.job.method == "mars":  # masks that it does not check; drafts are counted when they all are
+                self._count(running.ending, running.knob.window - 1, len(tokens) - 1)
+        self._report.counted["vllm:generation_tokens"] += len(tokens)
+        ended = tokens[-1] in self._eos_ids and not running.job.ignore_eos
+        self._report.tokens.setdefault(number, []).append(tokens[:-1] if ended else tokens)
+
+    def _count(self, ending: Ending, drafted: int, accepted: int) -> None:
+        """Count a window's drafts, and those that became tokens; a window without drafts says nothing of them."""
+        if drafted:
             counted = self._report.counted
-            counted["settled"] += len(tokens)
-            counted["rows moved"] += 1
-            if masks:  # without them there is nothing to accept
-                counted["vllm:spec_decode_num_drafts"] += 1
-                counted["vllm:spec_decode_num_draft_tokens"] += masks
-                counted["vllm:spec_decode_num_accepted_tokens"] += further
-                self._report.accepted.update(range(further))
-                running.ending.drafted += masks
-                running.ending.accepted[further] += 1
-        if tokens[-1] in self._eos_ids and not running.job.ignore_eos:
-            tokens = tokens[:-1]
-        if tokens:
-            self._report.tokens.setdefault(number, []).append(tokens)
+            counted["vllm:spec_decode_num_drafts"] += 1
+            counted["vllm:spec_decode_num_draft_tokens"] += drafted
+            counted["vllm:spec_decode_num_accepted_tokens"] += accepted
+            self._report.accepted.update(range(accepted))
+            ending.drafted += drafted
+            ending.accepted[accepted] += 1
 
     def _finished(self, number: int, generation: Generation) -> None:
         running = self._running.pop(number)
         job, ending = running.job, running.ending
         ending.finish, ending.emitted, ending.forwards = generation.finish, generation.emitted, generation.forwards
+        if job.method == "mars-verified":  # of pruned drafts, a window may have any number
+            for drafted, settled in zip(generation.drafted, generation.accepted, strict=True):
+                self._count(ending, drafted, min(settled - 1, drafted))
         if job.best is not None and not ending.failure:  # a stop string has it cancelled, too
             try:
                 ending.likelihood = likelihood(self.model, job.prompt_ids, generation.tokens, job.best)
@@ -282,4 +290,6 @@ def bytes_per_slot(model: Any) -> int:
 
 
 def _first_line(error: BaseException) -> str:
+    if isinstance(error, torch.AcceleratorError):  # this process can use its device no more
+        raise error
     return next(iter(str(error).splitlines()), "") or "no memory"

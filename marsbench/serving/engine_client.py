@@ -86,6 +86,7 @@ class Stream:
 class EngineClient:
     def __init__(self, settings: Settings, say: Callable[[str], None] = print) -> None:
         self.settings, self._say = settings, say
+        self._widest = settings.block_size  # steps that are compiled hold no more, whatever is turned later
         self.metrics = Metrics(settings.name)
         self.ready: Ready | None = None
         self.state = State()
@@ -107,9 +108,10 @@ class EngineClient:
 
     def start(self) -> None:
         try:
+            settings = replace(self.settings, block_size=self._widest)
             context = multiprocessing.get_context("spawn")
             pipe, theirs = context.Pipe()
-            self._process = context.Process(target=run, args=(theirs, self.settings), daemon=True, name="engine")
+            self._process = context.Process(target=run, args=(theirs, settings), daemon=True, name="engine")
             self._process.start()
         except OSError as error:  # no file or no process can be had at the moment
             self._say(f"the engine process cannot be started: {error.strerror}")
@@ -134,6 +136,7 @@ class EngineClient:
                 self._take(message)
             case Ready():
                 self.ready = message
+                self._send(self.settings)
                 self.metrics.slots = message.slots
                 if message.warning:
                     self._say(f"warning: {message.warning}")
@@ -240,6 +243,8 @@ class EngineClient:
                 if stream.ending is None:
                     self.metrics.counters["marsbench:requests_cancelled"].inc()
                     self._send(Cancel(stream.job.id))
+                elif isinstance(stream.ending, ApiError):
+                    self.metrics.ended.labels(self.settings.name, "error").inc()
                 del self._streams[stream.job.id]
 
     def stop(self, stream: Stream) -> None:
@@ -265,7 +270,6 @@ class EngineClient:
                 times["vllm:request_queue_time_seconds"].observe(now - stream.job.arrived)
         for number, pieces in report.tokens.items():
             count = sum(map(len, pieces))
-            self.metrics.counters["vllm:generation_tokens"].inc(count)
             if stream := self._streams.get(number):
                 if stream.last is None:
                     times["vllm:time_to_first_token_seconds"].observe(now - stream.job.arrived)
@@ -279,17 +283,20 @@ class EngineClient:
             if stream := self._streams.get(number):
                 self._deaths = self._deaths if ending.failure else 0
                 times["vllm:e2e_request_latency_seconds"].observe(now - stream.job.arrived)
-                why = "error" if ending.failure else "length" if ending.finish == "length" else "stop"
-                self.metrics.ended.labels(self.settings.name, why).inc()
-                stream.end(ApiError(500, ending.failure, code="engine_failure") if ending.failure else ending)
+                if ending.failure:
+                    stream.end(ApiError(500, ending.failure, code="engine_failure"))
+                elif stream.ending is None:
+                    stream.end(ending)
+                    why = "length" if ending.finish == "length" else "stop"
+                    self.metrics.ended.labels(self.settings.name, why).inc()
 
     # ---- the end ----
 
     async def drain(self) -> None:
         """Take no more requests, and wait until all have their answers, or the time is up and they are told."""
         self.draining = True
-        until = time.monotonic() + self.settings.drain
-        while self._streams and time.monotonic() < until:
+        began = time.monotonic()
+        while self._streams and time.monotonic() < began + self.settings.drain:  # a second signal makes it 0
             await asyncio.sleep(_LOOK_S / 10)
         for stream in self._streams.values():
             stream.end(ApiError(503, "the server is shutting down; this answer is not complete", code="shutting_down"))

@@ -66,11 +66,11 @@ class EventStream(StreamingResponse):
         pings = asyncio.ensure_future(self._ping(send))
         try:
             with suppress(ClientDisconnect):  # an answer that is not complete: the connection is closed
-                await until_gone(receive, self._write_all(send))
+                await until_gone(receive, self._write_all(scope, send))
         finally:
             pings.cancel()
 
-    async def _write_all(self, send: Send) -> None:
+    async def _write_all(self, scope: Scope, send: Send) -> None:
         async with aclosing(self._events) as events:
             try:
                 async for body in events:
@@ -78,6 +78,7 @@ class EventStream(StreamingResponse):
             except ApiError as error:
                 if not self._begun:
                     raise
+                scope["log"]["error"] = error.code
                 await self._write(send, event(error.envelope))
         await self._write(send, b"", more=False)
 

@@ -61,8 +61,8 @@ class Ending:
     lossless: bool = True  # whether its tokens are those of `ar`
     failure: str = ""  # why the engine could not answer
     likelihood: Likelihood | None = None
-    drafted: int = 0  # masks in its windows
-    accepted: Counter[int] = field(default_factory=Counter)  # such windows, by the tokens beyond the first that counted
+    drafted: int = 0  # the masks of its windows; of `mars-verified`, the drafts that were checked
+    accepted: Counter[int] = field(default_factory=Counter)  # windows that had any, by how many became tokens
 
 
 class State(NamedTuple):

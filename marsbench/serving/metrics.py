@@ -18,9 +18,9 @@ _GAUGES = {
 _COUNTERS = {
     "vllm:prompt_tokens": "Tokens of prompts.",
     "vllm:generation_tokens": "Tokens generated.",
-    "vllm:spec_decode_num_drafts": "Windows with masks.",
-    "vllm:spec_decode_num_draft_tokens": "Masks in those windows.",
-    "vllm:spec_decode_num_accepted_tokens": "Tokens beyond the first of a forward.",
+    "vllm:spec_decode_num_drafts": "Windows with drafts: the masks of mars, or those that mars-verified checks.",
+    "vllm:spec_decode_num_draft_tokens": "Drafts in those windows.",
+    "vllm:spec_decode_num_accepted_tokens": "Drafts that became tokens.",
     "marsbench:requests_rejected": "Requests turned away because the queue was full.",
     "marsbench:requests_cancelled": "Requests whose client went away.",
     "marsbench:engine_restarts": "Times that the engine process had to be started again.",

@@ -72,8 +72,7 @@ class Writer:
             self.stopped = True
             return self._held[: min(ends)[1]]
         # The longest ending with which a stop string may begin is kept back.
-        sizes = [size for stop in self._stops for size in range(min(len(stop), len(self._held) + 1))
-                 if self._held.endswith(stop[:size])]  # fmt: skip
-        keep = max(sizes, default=0)
+        sizes = range(min(len(self._held), max(map(len, self._stops), default=0)), 0, -1)
+        keep = next((size for size in sizes if any(stop.startswith(self._held[-size:]) for stop in self._stops)), 0)
         sent, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return sent

@@ -129,9 +129,6 @@ def _said(ratio: Estimate | None) -> str:
     return f"{ratio.value:,.2f}" + (f" {bracketed(ratio.interval, 2)}" if ratio.n > 1 else "")
 
 
-# ---- claims ----
-
-
 def _ratio(one: Policy, other: Policy, count: int, rows: Sequence[Row]) -> Measured:
     """A ratio of speeds with this many requests in flight; 0 is a full server."""
     cells = LoadCells.of(rows)
@@ -150,9 +147,6 @@ CLAIMS = (
         ),
     ),
 )
-
-
-# ---- tables ----
 
 
 def _few(cells: LoadCells) -> str:
