@@ -209,7 +209,8 @@ def test_lack_of_memory_costs_no_other_answer(prompts: Prompts, model: Model, mo
     assert log.ended[1].failure == "" and log.tokens[1]
     log = Log(engine(model))
     for number, limit in enumerate((20, 200, 20)):
-        log.engine.submit(job(number, prompts[number], limit, "mars", ignore_eos=True))
+        method: MethodName = "mars-verified" if number == 1 else "mars"
+        log.engine.submit(job(number, prompts[number], limit, method, ignore_eos=True))
     log.work(4)
     with monkeypatch.context() as patch:
         patch.setattr("marsbench.decoding.step.forward", OUT_OF_MEMORY)

@@ -268,7 +268,7 @@ class Engine:
         job, ending = running.job, running.ending
         ending.finish, ending.emitted, ending.forwards = generation.finish, generation.emitted, generation.forwards
         if job.method == "mars-verified":  # of pruned drafts, a window may have any number
-            for drafted, settled in zip(generation.drafted, generation.accepted, strict=True):
+            for drafted, settled in zip(generation.drafted, generation.accepted, strict=False):
                 self._count(ending, drafted, min(settled - 1, drafted))
         if job.best is not None and not ending.failure:  # a stop string has it cancelled, too
             try:
