@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import tools
@@ -202,6 +203,25 @@ def test_want_of_memory_leaves_the_rows_as_they_were(when: str, allowed: int, mo
         batch.step()
     alone = decode(model, build_method("ar", Options()), requests, eos_id=-1, pad_id=PAD, batch_size=1)
     assert [done[row].tokens for row in range(3)] == [generation.tokens for generation in alone]
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_memory_that_cannot_be_given_back_is_kept(limit: int, model: PreTrainedModel) -> None:
+    """Guards against answers lost when a long row ends, as it joins or later, and there is no memory to move others."""
+    requests = [Request(prompt(9, row), 20) for row in range(6)] + [Request(prompt(300), limit)]
+    batch, done = a_batch(model)
+
+    def keep(*given: Any, own: Callable[..., None] = RaggedCache.keep) -> None:
+        with patch.object(RaggedCache, "_resize", side_effect=MemoryError):
+            own(*given)
+
+    with patch.object(RaggedCache, "keep", keep):
+        batch.join({0: requests[0]})
+        batch.join({row: requests[row] for row in (6, 1, 2, 3, 4, 5)})
+        while len(batch):
+            batch.step()
+    alone = decode(model, build_method("ar", Options()), requests, eos_id=-1, pad_id=PAD, batch_size=1)
+    assert [done[row] for row in range(7)] == alone
 
 
 # ---- windows --------------------------------------------------------------------------------------------------------

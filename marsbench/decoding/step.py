@@ -150,7 +150,7 @@ class FittedRows:
             return
         rows, count = self.rows, len(self.seats)
         order, movers = list(range(count)), [row for row in self.seats if row >= count]
-        holes = [row for row in gone if row < count]
+        holes = [row for row in range(count) if row not in self.seats]
         for hole, mover in zip(holes, movers, strict=True):
             order[hole] = mover
         sources, targets, chosen = (

@@ -5,6 +5,7 @@ overwritten by the next write. Models of transformers call its method `update`.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -93,8 +94,9 @@ class RaggedCache:
         held = max((len(keys) * keys.shape[1] for keys, _ in self._layers), default=0)
         if 2 * rows * capacity <= held:
             self._capacity = capacity
-            for layer in range(len(self._layers)):
-                self._resize(layer, rows)
+            with suppress(MemoryError, RuntimeError):  # no memory to move it: a layer stays till it is written
+                for layer in range(len(self._layers)):
+                    self._resize(layer, rows)
 
     def extend(self, *others: "RaggedCache") -> None:
         """Take the rows in use of other caches of the same model, behind the own ones; the others are left empty."""
@@ -106,7 +108,7 @@ class RaggedCache:
             first = self._rows
             for other in others:
                 for mine, theirs in zip(self._layers[layer], other._layers.pop(0), strict=True):
-                    mine[first : first + other._rows, : theirs.shape[1]] = theirs[: other._rows]
+                    mine[first : first + other._rows, : theirs.shape[1]] = theirs[: other._rows, : mine.shape[1]]
                 first += other._rows
         self._rows = rows
 
