@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -203,6 +204,19 @@ def test_a_row_may_be_turned_in_mid_stream(
             batch.step()
         assert {number: generation.tokens for number, generation in done.items()} == ar
         assert max(max(generation.accepted) for generation in done.values()) > 1
+
+
+def test_a_failed_call_leaves_no_trace(golden_models: Models, prompts: list[list[int]]) -> None:
+    """Guards against a forward counted that has failed, and a row turned although another cannot be."""
+    desk, requests = Desk(golden_models["mars"]), [Request(prompt, 20, 0.7) for prompt in prompts[:2]]
+    desk.batch.join(dict(enumerate(requests)))
+    with patch("marsbench.decoding.step.forward", side_effect=MemoryError), suppress(MemoryError):
+        desk.batch.step()
+    with pytest.raises(UserError, match="window 0 is below 1"):
+        desk.batch.turn({0: (0.0, 1, False), 1: (0.7, 0, False)})
+    assert {seat.needed for seat in desk.batch._running.seats.values()} == {0.7}
+    desk.run()
+    assert [*desk.done.values()] == decode(desk.batch.model, desk.batch.method, requests, eos_id=EOS, pad_id=PAD)
 
 
 def test_who_ignores_eos_runs_to_the_limit(golden: dict[str, Any], golden_models: Models) -> None:

@@ -2,8 +2,10 @@
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import tools
@@ -12,7 +14,7 @@ from test_host_reads import reads_of
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from marsbench.compiled import graphs as graphs_module
-from marsbench.compiled.fixed import Steps
+from marsbench.compiled.fixed import FixedRows, Steps
 from marsbench.compiled.graphs import Graphs, why_not
 from marsbench.decoding.engine import Batch, Method
 from marsbench.decoding.generation import Generation, Meter, Request
@@ -151,6 +153,19 @@ def test_a_step_is_one_graph(
     graphs = Graphs()
     verify(graphs, model, method_of(what, given))
     assert len(graphs) == 1
+
+
+def test_answers_outlive_a_failed_step(model: LlamaForCausalLM, given: dict[str, Any]) -> None:
+    """Guards against rows whose end was read in a step that then fails, and is never told of."""
+    done: dict[int, Generation] = {}
+    batch = Batch(model, method_of("ar", given), eos_id=-1, pad_id=PAD, on_finished=done.__setitem__,
+                  shapes=lambda *of: FixedRows(Steps(), *of[:2], records=True))  # fmt: skip
+    batch.join({row: Request([5, 6, 8], limit) for row, limit in enumerate((3, 4, 20))})
+    with patch("marsbench.compiled.fixed.Stand", side_effect=MemoryError):
+        for _ in range(6):
+            with suppress(MemoryError):
+                batch.step()
+    assert [*done] == [0, 1]
 
 
 @pytest.mark.slow

@@ -135,16 +135,18 @@ class Batch:
     @torch.inference_mode()
     def step(self) -> None:
         notices: list[Notice] = []
-        if not self._running.fits(len(self._under_way)):
-            notices = self._read_all()
-            self._running.make_room()
-        if len(self):
-            self._forwards += 1
-            new = self._running.step(self.decoder, self.method, self._forwards)
-            self._under_way.append((self._forwards, new))
-            if len(self._under_way) > self._running.lag:
-                notices += self._read_oldest()
-        call_all(notices)
+        try:
+            if not self._running.fits(len(self._under_way)):
+                notices += self._read_all()
+                self._running.make_room()
+            if len(self):
+                new = self._running.step(self.decoder, self.method, self._forwards + 1)
+                self._forwards += 1  # one that fails does not count
+                self._under_way.append((self._forwards, new))
+                if len(self._under_way) > self._running.lag:
+                    notices += self._read_oldest()
+        finally:
+            call_all(notices)
 
     @torch.inference_mode()
     def leave(self, index: int) -> None:
@@ -165,8 +167,9 @@ class Batch:
         for row, seat in self._running.seats.items():
             if seat.index in knobs:
                 threshold, window, verified = knobs[seat.index]
-                seat.needed = self.method.confidence_needed(threshold)
-                turned[row] = seat.needed, window, verified
+                turned[row] = self.method.confidence_needed(threshold), integer(window, "window", least=1), verified
+        for row, (needed, *_) in turned.items():
+            self._running.seats[row].needed = needed
         if turned:
             self._running.rows.turn(turned)
 
@@ -200,13 +203,12 @@ class Batch:
             if finish is not None:
                 notices.append(partial(self._on_finished, seat.index, seat.generation(finish, number)))
                 gone.append(row)
+                del group.seats[row]
         if self._meter is not None:
             self._meter.count(positions, group.bytes(), prompt=prompt)
             if not prompt:
                 self._meter.tick()
         if gone:
-            for row in gone:
-                del group.seats[row]
             group.take_out(gone)
         return notices
 
