@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tools
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -70,6 +70,7 @@ CHOICES: dict[str, Any] = {
     family=st.sampled_from(["lean", "modules"]),
     options=st.fixed_dictionaries(CHOICES),
 )
+@example(prompts=[[13, 7], [14], [21, 7, 15, 17], [23, 10, 21]], most=2, threshold=0.3, family="lean", options={})
 def test_prompts_in_parts_change_nothing(
     method: str, prompts: list[list[int]], most: int, threshold: float | None, family: str, options: dict[str, Any],
     models: dict[str, Any],

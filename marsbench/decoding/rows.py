@@ -97,7 +97,7 @@ class Rows:
         numbers: list[int] = torch.cat([*each, *(other.flatten() for other in others)]).tolist()
         of_each = (numbers[at * len(self) : (at + 1) * len(self)] for at in range(len(each)))
         length, cached, draft_cached, end, drafted, windows, groups = of_each
-        pending, draft_pending = [*map(sub, length, cached)], [*map(sub, length, draft_cached)]
+        pending, draft_pending = [*map(sub, length, cached)], [max(1, each) for each in map(sub, length, draft_cached)]
         room, level = [*map(sub, end, length)], min(pending) == max(pending)
         self.extent = self.extent._replace(
             pending=max(pending), drafted=max(drafted), length=max(length), level=level,

@@ -68,10 +68,10 @@ class Speculative(Method):
         """
         most, least = (min(room - 1, self.draft_length) for room in rows.extent.room)
         lane = self._lane(rows, drafts=most)
-        decoder = self.draft_decoder(anew=rows.draft_cache.dtype is None)
-        if most:
-            for window in leading_windows(lane):
-                forward(decoder, rows.draft_cache, window)
+        begins = rows.draft_cache.dtype is None
+        decoder = self.draft_decoder(anew=begins)
+        for window in leading_windows(lane) if begins and most else ():  # of a long prompt
+            forward(decoder, rows.draft_cache, window)
         known, unfinished = 0, most
         while unfinished:
             advance(decoder, self.drafting, lane, 1)
@@ -93,8 +93,9 @@ class Speculative(Method):
         needed = self.drafting.confidence_needed(threshold)
         extent = now._replace(pending=now.draft_pending, drafted=0, even=now.draft_level, thresholded=isfinite(needed))
         return replace(
-            rows, tokens=rows.tokens.clone(), settled_by=rows.settled_by.clone(), cached=rows.draft_cached,
-            cache=rows.draft_cache, end=torch.minimum(rows.length + drafts, rows.end - 1),
+            rows, tokens=rows.tokens.clone(), settled_by=rows.settled_by.clone(), cache=rows.draft_cache,
+            cached=torch.minimum(rows.draft_cached, rows.length - 1),  # a step that failed may have cached drafts
+            end=torch.minimum(rows.length + drafts, rows.end - 1),
             needed=torch.full_like(rows.needed, needed), drafts=rows.tokens[:, :0], extent=extent,
             drafted=torch.zeros_like(rows.drafted),
         )  # fmt: skip
