@@ -226,5 +226,7 @@ def test_who_ignores_eos_runs_to_the_limit(golden: dict[str, Any], golden_models
     generations = decode(golden_models["mars"], Mixed(MASK), requests, eos_id=[EOS, *range(5, 20)], pad_id=PAD)
     assert {(generation.finish, generation.emitted) for generation in generations[::2]} == {("length", LIMIT)}
     assert "eos" in {generation.finish for generation in generations[1::2]}
+    theirs = build_method("hf-generate", Options())
+    assert generations == decode(golden_models["mars"], theirs, requests, eos_id=[EOS, *range(5, 20)], pad_id=PAD)
     with pytest.raises(UserError, match="at least 1 token"):
         decode(golden_models["mars"], Mixed(MASK), [Request([5], window=0)], eos_id=EOS, pad_id=PAD)

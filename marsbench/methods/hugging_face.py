@@ -74,11 +74,12 @@ def _generated(
     padding = [longest - len(request.prompt_ids) for request in requests]
     padded = [[pad_id] * pads + list(request.prompt_ids) for pads, request in zip(padding, requests, strict=True)]
     greedy: dict[str, Any] = {"max_new_tokens": max(request.max_new_tokens for request in requests), "do_sample": False}
+    heeded = None if any(request.ignore_eos for request in requests) else eos_ids
     output = model.generate(
         torch.tensor(padded, device=model.device),
         attention_mask=torch.tensor([[0] * pads + [1] * (longest - pads) for pads in padding], device=model.device),
         stopping_criteria=StoppingCriteriaList(watching),
-        generation_config=GenerationConfig(**greedy, eos_token_id=eos_ids, pad_token_id=pad_id),  # type: ignore[no-untyped-call]
+        generation_config=GenerationConfig(**greedy, eos_token_id=heeded, pad_token_id=pad_id),  # type: ignore[no-untyped-call]
         **more,
     )
     return list(output[:, longest:].tolist())
