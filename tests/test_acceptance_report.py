@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,9 @@ def test_rates_are_unconditional() -> None:
     assert cycle_in_words([EXAMPLE], Meter(positions=14), 2) == "a cycle: 3.50 tokens, 2 forwards, 7.0 positions"
 
 
-@pytest.mark.parametrize("what", ["ar", "mars-verified, groups", "mars-verified, linear", "uno", "speculative"])
+@pytest.mark.parametrize(
+    "what", ["ar", "mars-verified, groups", "mars-verified, linear", "uno", "speculative", "mars-speculative"]
+)
 def test_forwards_say_how_many_drafts_they_verified(what: str, given: dict[str, Any], model: Any) -> None:  # noqa: F811
     """Guards against drafts counted where they are proposed, a forward late, or differently in fixed shapes."""
     requests = [Request([5 + number, 6, 7], 20 + number, ignore_eos=True) for number in range(3)]
@@ -54,6 +57,9 @@ def test_forwards_say_how_many_drafts_they_verified(what: str, given: dict[str, 
     if method.most() is not None:
         fixed = decode(model, method, requests, kind=partial(Batch, shapes=Steps()), **ids)
         assert [row.drafted for row in fixed] == [row.drafted for row in eager]
+    if what == "mars-speculative":  # what masks settle without being verified is no right draft
+        sure = [replace(request, threshold=0.0) for request in requests]
+        assert Acceptance.of(decode(model, method, sure, **ids)).num_drafts == 0
 
 
 @pytest.mark.parametrize("window", [1, 3])

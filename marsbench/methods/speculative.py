@@ -95,9 +95,8 @@ class Speculative(Method):
         return replace(
             rows, tokens=rows.tokens.clone(), settled_by=rows.settled_by.clone(), cache=rows.draft_cache,
             cached=torch.minimum(rows.draft_cached, rows.length - 1),  # a step that failed may have cached drafts
-            end=torch.minimum(rows.length + drafts, rows.end - 1),
+            end=torch.minimum(rows.length + drafts, rows.end - 1), drafted=torch.zeros_like(rows.drafted),
             needed=torch.full_like(rows.needed, needed), drafts=rows.tokens[:, :0], extent=extent,
-            drafted=torch.zeros_like(rows.drafted),
         )  # fmt: skip
 
 
@@ -128,4 +127,5 @@ class MarsSpeculative(Speculative):
         extension, logits = read_masks(rows, answer, entries, logits, verified, self.head_top)
         sure = passing_run(confidence(logits, self.metric) >= rows.needed.unsqueeze(1))
         ids = F.pad(verified.ids, (0, masks)).scatter(1, behind, extension)
-        return Accepted.leading(rows, ids, verified.advance + sure, verified.kept)
+        drafted = rows.drafted * rows.needed.isinf()  # with a threshold, nobody could tell right drafts from masks
+        return Accepted.leading(rows, ids, verified.advance + sure, verified.kept)._replace(drafted=drafted)
