@@ -56,7 +56,7 @@ def fit(
     if name == "block-diffusion" and isinstance(loaded.model, Adapted):
         raise UserError("an adapter cannot act on masks that stand among tokens", fix="choose another method")
     if draft is not None and "draft" in METHODS[name].needs:
-        _check_draft(loaded, draft)
+        check_draft([loaded.model, draft.model], [loaded.own_tokenizer, draft.own_tokenizer])
         if options.get("draft_method") == "mars":
             _check_knows_masks("mars", draft)
     return method
@@ -81,12 +81,11 @@ def _check_knows_masks(name: str, loaded: Loaded) -> None:
         raise UserError(what, fix="use a MARS checkpoint, or try it with --untrained-masks")
 
 
-def _check_draft(target: Loaded, draft: Loaded) -> None:
-    sizes = [vocabulary_of(loaded.model) for loaded in (target, draft)]
-    same = sizes[0] == sizes[1]
-    if target.own_tokenizer is not None and draft.own_tokenizer is not None:
-        same = target.tokenizer.get_vocab() == draft.tokenizer.get_vocab()
-    if not same:
+def check_draft(models: Sequence[Any], tokenizers: Sequence[Any]) -> None:
+    """Refuse a draft model of another vocabulary: a model and its draft, and their tokenizers or None."""
+    sizes = [*map(vocabulary_of, models)]
+    words = [None if tokenizer is None else tokenizer.get_vocab() for tokenizer in tokenizers]
+    if sizes[0] != sizes[1] if None in words else words[0] != words[1]:
         what = f"the draft model's vocabulary ({sizes[1]:,} entries) is not the model's ({sizes[0]:,} entries)"
         raise UserError(what, fix="choose a draft with the same tokenizer")
 

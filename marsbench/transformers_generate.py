@@ -25,7 +25,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from marsbench import hub
-from marsbench.answering import remark_on_rounding
+from marsbench.answering import check_draft, remark_on_rounding
 from marsbench.compiled.graphs import kind_of_batch, wants_graphs
 from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Request, seed_of
@@ -85,12 +85,14 @@ def generate(
     strange = [type(rule).__name__ for rule in rules if not isinstance(rule, _KNOWN)]
     strange += _asked_in_vain(config, input_ids, others, model)
     asked = renamed({name: others[name] for name in _ASKED if others.get(name) is not None})
-    asked.setdefault("mask_id", _tokenizer_mask(str(adapter or model.name_or_path or "")))
+    asked.setdefault("mask_id", mask_of(_tokenizer(str(adapter or model.name_or_path or ""))))
     options = Decoding(**asked).check()
+    options.check_heard(options.method)
     _check_call(", ".join(strange), options, adapter, len(input_ids) if token_streamer is not None else 0)
-    heads = None
-    if "heads" in METHODS[options.method].needs:
-        heads = MedusaHeads.load(Path(str(model.name_or_path)), dtype=model.dtype, device=model.device)
+    if options.draft is not None and not METHODS[options.method].own_loop:
+        check_draft([model, options.draft], [_tokenizer(each.name_or_path or "") for each in (model, options.draft)])
+    has_heads, place = "heads" in METHODS[options.method].needs, Path(str(model.name_or_path))
+    heads = MedusaHeads.load(place, dtype=model.dtype, device=model.device) if has_heads else None
     compiled = adapter is None and wants_graphs(model, options.compiled)
     make = partial(build_method, options.method, replace(options, heads=heads))
     kept = replace(options, threshold=None, prefill_positions=PREFILL_POSITIONS)  # no step depends on these
@@ -98,7 +100,8 @@ def generate(
     running: Any = model
     if adapter is not None:
         folder = Path(adapter)
-        running = Adapted(model, _kept(model, "adapter", folder, lambda: read_adapter(folder, model)))
+        written = [folder, *(file.stat().st_mtime_ns for file in folder.glob("*"))]
+        running = Adapted(model, _kept(model, "adapter", written, lambda: read_adapter(folder, model)))
     kind, not_compiled = kind_of_batch(running, chosen, compiled)
     _REPORTER.say_once(not_compiled)
     _REPORTER.say_once(remark_on_rounding(options.method, running))
@@ -107,11 +110,11 @@ def generate(
     ends = [config.eos_token_id, *(rule.eos_token_id for rule in rules if isinstance(rule, EosTokenCriteria))]
     eos_ids = [token for end in ends if end is not None for token in torch.as_tensor(end).flatten().tolist()]
     pad_id = int(config.pad_token_id if config.pad_token_id is not None else next(iter(eos_ids), 0))
-    mask, threshold = others.get("attention_mask"), options.threshold
+    requests = _requests(input_ids, others.get("attention_mask"), config, rules, options.threshold, sampling_seed)
     generations = decode(
-        running, chosen, _requests(input_ids, mask, config, rules, threshold, sampling_seed), eos_id=eos_ids,
-        pad_id=pad_id, batch_size=len(input_ids), prefill_positions=options.prefill_positions, kind=kind,
-        on_tokens=partial(_put, token_streamer) if token_streamer is not None else None,
+        running, chosen, requests, eos_id=eos_ids, pad_id=pad_id, batch_size=len(input_ids), kind=kind,
+        on_tokens=None if token_streamer is None else partial(_put, token_streamer),
+        prefill_positions=options.prefill_positions,
     )  # fmt: skip
     if token_streamer is not None:
         token_streamer.end()  # type: ignore[no-untyped-call]
@@ -149,10 +152,7 @@ def _requests(
     temperature = math.prod(scales or [float(config.temperature or 1.0)]) if config.do_sample else 0.0
     new = min(limits) - input_ids.shape[1]
     prompts = [ids[kept.bool()].tolist() for ids, kept in zip(input_ids, real, strict=True)]
-    return [
-        Request(ids, new, threshold, temperature=temperature, seed=seed_of(seed, row))
-        for row, ids in enumerate(prompts)
-    ]
+    return [Request(ids, new, threshold, temperature, seed_of(seed, row)) for row, ids in enumerate(prompts)]
 
 
 def _put(streamer: BaseStreamer, index: int, tokens: list[int]) -> None:
@@ -207,6 +207,8 @@ def _check_call(strange: str, how: Decoding, adapter: Any, streamed: int) -> Non
          "custom_generate out"),
         (how.draft is not None and not hasattr(how.draft, "get_decoder"), "the draft is no model",
          "pass AutoModelForCausalLM.from_pretrained(...)"),
+        (how.draft is not None and "draft" not in METHODS[how.method].needs,
+         f"method {how.method!r} takes no draft", "leave draft out"),
         (how.compiled and adapter is not None, "graphs are kept with a model, not with an adapter",
          "leave compiled or adapter out"),
         (streamed > 1, "only a single prompt can be streamed", "stream one prompt at a time"),
@@ -219,12 +221,9 @@ def _check_call(strange: str, how: Decoding, adapter: Any, streamed: int) -> Non
 
 
 @lru_cache(maxsize=8)
-def _tokenizer_mask(name_or_path: str) -> int | None:
-    if not name_or_path:
-        return None
+def _tokenizer(name_or_path: str) -> Any:
     try:
         with nullcontext() if Path(name_or_path).is_dir() else hub.from_cache_if_out_of_reach():
-            tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+            return AutoTokenizer.from_pretrained(name_or_path) if name_or_path else None
     except (OSError, ValueError):
         return None
-    return mask_of(tokenizer)

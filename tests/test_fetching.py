@@ -37,7 +37,7 @@ from marsbench.training import checkpoints
 from marsbench.training.chat_data import read_chat_data
 from marsbench.training.data import Collator
 from marsbench.training.objectives import IGNORED
-from marsbench.transformers_generate import _tokenizer_mask
+from marsbench.transformers_generate import _tokenizer
 
 NAME, EOS, MASK = "smollm2-135m", 2, 4
 STRINGS = [json.loads(line) for line in (DATA / "strings.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -267,7 +267,7 @@ def test_what_is_nowhere_is_refused_within_seconds(unreachable: Path) -> None:
     assert raised.value.where == "nobody/nothing"
     with pytest.raises(Unavailable, match=r"data of gsm8k .* cannot be reached"):
         load_tasks(benchmark("gsm8k"))
-    assert _tokenizer_mask("nobody/nothing-either") is None
+    assert _tokenizer("nobody/nothing-either") is None
     assert time.monotonic() - started < BOUND_S
     assert not constants.HF_HUB_OFFLINE and not datasets.config.HF_HUB_OFFLINE, "it may be there again later"
     place = unreachable / "models--somebody--something"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -362,6 +363,9 @@ def test_adapters_share_a_loaded_model(shared: Path, parent: Path) -> None:
     alone = model.generate(**inputs)
     ours = {"custom_generate": marsbench.generate, "method": "mars-verified"}
     assert torch.equal(model.generate(**inputs, **ours, adapter=shared), alone)
+    next(shared.glob("*.safetensors")).touch()  # written again
+    with pytest.raises(MemoryError), patch("marsbench.transformers_generate.read_adapter", side_effect=MemoryError):
+        model.generate(**inputs, **ours, adapter=shared)
     with pytest.raises(UserError, match="graphs are kept"):
         model.generate(**inputs, **ours, adapter=shared, compiled=True)
 

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from xml.etree import ElementTree
 
 import pytest
+import tools
 import torch
 import transformers as hf
 import typer
@@ -97,6 +98,8 @@ def test_streams_are_those_of_transformers(skip_prompt: bool, golden: dict[str, 
         ({"input_ids": torch.zeros(1, 0, dtype=torch.long), "inputs_embeds": torch.zeros(1, 3, 64)}, "inputs_embeds"),
         ({"position_ids": torch.full((1, 1), 7)}, "position_ids"),
         ({"attention_mask": torch.zeros(1, 1, dtype=torch.long)}, "padding on the right"),
+        ({"method": "ar", "window": 9}, "'ar' has no window"), ({"draft": tools.qwen2(0)}, "'mars' takes no draft"),
+        ({"method": "speculative", "draft": tools.qwen2(0)}, "the draft model's vocabulary"),
     ],
 )  # fmt: skip
 def test_generate_refuses_what_it_would_not_honour(

@@ -59,7 +59,7 @@ class Loaded:
 
     @property
     def mask_id(self) -> int | None:
-        return None if self.own_tokenizer is None else mask_of(self.own_tokenizer)
+        return mask_of(self.own_tokenizer)
 
     @property
     def origin(self) -> dict[str, str]:
@@ -77,9 +77,9 @@ class Loaded:
         return self.stage is not None and STAGES[self.stage].variant.alignment == "paper"
 
 
-def mask_of(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    mask: int | None = tokenizer.mask_token_id
-    return tokenizer.get_vocab().get("<|mask|>") if mask is None else mask
+def mask_of(tokenizer: PreTrainedTokenizerBase | None) -> int | None:
+    mask: int | None = getattr(tokenizer, "mask_token_id", None)
+    return tokenizer.get_vocab().get("<|mask|>") if mask is None and tokenizer is not None else mask
 
 
 def default_device() -> str:
