@@ -6,12 +6,15 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from itertools import dropwhile, islice, takewhile
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -27,6 +30,7 @@ from marsbench.evaluation.lm_eval_model import MarsbenchLM
 from marsbench.executors.tasks import Here
 from marsbench.findings.cells import columns
 from marsbench.findings.collection import collection_of
+from marsbench.overview import reproduction
 from marsbench.overview.pages import judged_collection, parts_at, whole_paper, write_page
 from marsbench.overview.reproduction import reproduce_part
 from marsbench.presets import DEFAULT_SCALE, preset, scales
@@ -35,6 +39,7 @@ from marsbench.racing.grid import read_grid, shipped_grid
 from marsbench.racing.sweep import Sweep
 from marsbench.rows.kinds import EvaluationRow, Row, TrainingRow
 from marsbench.rows.workspace import Workspace, write_rows
+from marsbench.running import cells
 from marsbench.running.plans import TablePlan
 from marsbench.running.run import Run
 from marsbench.studies import queries, studies, studies_on, study_of
@@ -205,6 +210,36 @@ def test_results_of_earlier_commands_are_used_made_again_or_refused(little: Call
     assert rows.read_text().count(first.key) == count
     with pytest.raises(UserError, match="there is a result already"):
         answered(existing="fail", began="2999")
+
+
+def test_a_cell_that_another_command_answers_is_waited_for(
+    little: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against two commands that both answer a cell, and a log that holds each answer twice."""
+    run, plan = little(), TablePlan("0", "one line", plan_of("table2").lines[:1])
+    *_, first = measured(run, plan)
+    rows, file = run.workspace.row_file.read_bytes(), run.workspace.row_file
+    file.unlink()
+
+    @contextmanager
+    def held(lock: Path, **how: Any) -> Iterator[None]:
+        assert lock == run.workspace.answers(f"{first.key}").with_suffix(".jsonl.lock")
+        file.write_bytes(rows)  # by the other command, meanwhile
+        yield
+
+    monkeypatch.setattr(cells, "locked", held)
+    assert measured(run, plan)[-1] == first and file.read_bytes() == rows
+
+
+def test_pages_are_published_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against two commands that publish into one store and lose each other's rows."""
+    workspace, at_once = Workspace(tmp_path, "micro"), Workspace.publish
+    monkeypatch.setattr(reproduction, "write_study", Mock())
+    monkeypatch.setattr(Workspace, "publish", lambda *given: (time.sleep(0.2), at_once(*given)))
+    made = {name: answered(plan_of(name).lines[-1], name, [1], [1], [1]) for name in ("table2", "table3")}
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: reproduction._publish(study_of(name), [made[name]], workspace), made))
+    assert workspace.pages == [*made] and len(workspace.rows) == 2
 
 
 def test_checkpoints_of_earlier_commands_are_used_made_again_or_refused(output: Path, brief_training: None) -> None:

@@ -8,6 +8,7 @@ from rich.markup import escape
 
 from marsbench.errors import NothingMeasured, UserError
 from marsbench.executors.tasks import Executor
+from marsbench.locks import locked
 from marsbench.overview.pages import write_study, write_whole_paper
 from marsbench.overview.work import carry_out
 from marsbench.racing.grid import Grid
@@ -89,8 +90,9 @@ def _publish(study: Study, rows: Sequence[Row], workspace: Workspace) -> Path:
             f"nothing of {study.name} could be measured at scale {workspace.scale}: {'; '.join(reasons)}",
             fix=f"marsbench doctor --scale {workspace.scale} shows what is missing here",
         )
-    before, known = workspace.rows, queries()
-    others = [known[name] for name in workspace.pages if name in known and name != study.key]
-    stale = {row.id for row in study.query.of(before)} - {row.id for query in others for row in query.of(before)}
-    workspace.publish(study.key, [*[row for row in before if row.id not in stale], *rows])
-    return write_study(study, workspace)
+    with locked(workspace.runs / "locks" / "publish.lock"):  # two commands may publish into one store
+        before, known = workspace.rows, queries()
+        others = [known[name] for name in workspace.pages if name in known and name != study.key]
+        stale = {row.id for row in study.query.of(before)} - {row.id for query in others for row in query.of(before)}
+        workspace.publish(study.key, [*[row for row in before if row.id not in stale], *rows])
+        return write_study(study, workspace)

@@ -10,6 +10,7 @@ from marsbench.forward.limits import room_for_prompt
 from marsbench.forward.linear import packing_in_words
 from marsbench.keys import content_hash, versions
 from marsbench.line import Line
+from marsbench.locks import locked
 from marsbench.methods import METHODS
 from marsbench.provenance import products, provenance
 from marsbench.rows.kinds import EvaluationRow, Status
@@ -29,8 +30,12 @@ class CellRunner:
         answering = self.answering(line, loaded, draft)
         weights = loaded.weights, draft.weights if draft else None
         key = self._key(cell, *weights, loaded.dtype, answering.compiled)
-        if (row := self._done(key, line)) is not None:
-            return row
+        lock = run.answer_logs(key)[0].with_suffix(".jsonl.lock")
+        with locked(lock, say=run.reporter.say):  # of two commands, the second waits and finds the row, or the answers
+            return self._done(key, line) or self._answered(cell, key, answering, loaded, said)
+
+    def _answered(self, cell: PlannedCell, key: str, answering: Answering, loaded: Loaded, said: str) -> EvaluationRow:
+        run, line = self._run, cell.line
         run.reporter.say_once(answering.remark)
         exam, title = run.exam(cell.benchmark, cell.questions), f"{line.label}, {cell.benchmark}{said}"
         origin, started, logs = provenance(seed=run.seed), time.perf_counter(), run.answer_logs(key)
