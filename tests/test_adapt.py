@@ -104,7 +104,9 @@ def test_what_cannot_work_is_refused_before_any_work(base: Path, prompts: Path, 
 def test_too_little_time_is_said_with_what_would_be_enough(
     base: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a useless training that takes all the time."""
+    """Guards against a useless training that takes all the time, and answers of an earlier try that take none."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "probe.jsonl").write_text("left by an earlier try\n")
     monkeypatch.setattr(adapt, "training_speed", lambda *_: SimpleNamespace(seconds=[1.0]))
     done = invoke(*arguments(base, prompts, tmp_path / "out", "0.001"), code=2)
     assert "0.001 hours are too short" in done.stderr

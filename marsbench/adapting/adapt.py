@@ -183,6 +183,8 @@ class Adapting:
             self._reporter.say(f"going on: {plan.in_words()}")
             return plan
         self._reporter.say("estimating: a few answers, then a few training steps")
+        for stale in self._out.glob("probe.jsonl*"):  # by an earlier try: answers that take no time now
+            stale.unlink()
         started = time.perf_counter()
         learned, _ = self._answer(self._prompts[:_ROWS], out=self._out / "probe.jsonl")
         per_answer = (time.perf_counter() - started) / learned
