@@ -17,7 +17,7 @@ from marsbench.decoding.acceptance_report import Acceptance, cycle_in_words
 from marsbench.decoding.engine import Batch, KindOfBatch, Method, OutsideMethod, check_requests, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request, as_list
 from marsbench.errors import UserError
-from marsbench.files import check_can_be_written, write_atomically
+from marsbench.files import check_target, write_atomically
 from marsbench.forward.adapter import Adapted
 from marsbench.forward.decoder import decoder_of
 from marsbench.forward.limits import check_ids, check_mask_id, vocabulary_of
@@ -214,10 +214,3 @@ def decode_file(
         write_atomically(acceptance, written(source.stem).encode())
     cycle = cycle_in_words(generations, meter, METHODS[answering.method.name].forwards_per_cycle)
     return f"{drafts.in_words()}; {cycle}" if drafts.num_drafts else ""
-
-
-def check_target(source: Path, target: Path) -> None:
-    """Refuse a target that cannot be written to, or that holds the prompts, before any work is done."""
-    check_can_be_written(target, "--out")
-    if target.exists() and source.exists() and target.samefile(source):
-        raise UserError("--out would overwrite the prompts", where=str(target), fix="choose another --out")

@@ -55,6 +55,13 @@ def check_can_be_written(file: Path, option: str) -> None:
     raise UserError(f"the output cannot be written: {unfit}", where=str(file), fix=fix)
 
 
+def check_target(source: Path, target: Path) -> None:
+    """Refuse a target that cannot be written to, or that is what will be read, before any work is done."""
+    check_can_be_written(target, "--out")
+    if target.exists() and source.exists() and target.samefile(source):
+        raise UserError("--out would overwrite what is read", where=str(target), fix="choose another --out")
+
+
 def nearest_existing(path: Path) -> Path:
     """The path itself or the closest of its parents that exists, so that looking creates no folder."""
     path = path.absolute()

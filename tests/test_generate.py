@@ -211,7 +211,7 @@ def test_prompts_and_drafts_of_others_are_safe(tmp_path: Path) -> None:
     (tmp_path / "link.jsonl").symlink_to("in.jsonl")
     for name in ("in.jsonl", "link.jsonl"):
         result = decode_by_command(tmp_path, [[4, 5]], "--out", str(tmp_path / name), code=2)
-        assert "--out would overwrite the prompts" in result.output
+        assert "--out would overwrite what is read" in result.output
     assert (tmp_path / "in.jsonl").read_text() == '{"prompt_ids": [4, 5]}\n'
     config = hf.AutoModelForCausalLM.from_pretrained(GOLDEN / "ar").config
     config.vocab_size = 100

@@ -9,7 +9,7 @@ import typer
 
 from marsbench.commands import shared
 from marsbench.errors import UserError, told_to_user
-from marsbench.files import check_can_be_written
+from marsbench.files import check_can_be_written, check_target
 from marsbench.methods import Decoding, explained
 from marsbench.methods.options import options_of
 from marsbench.serving.messages import Settings
@@ -99,8 +99,9 @@ def decode(
     """
     decoding = replace(decoding, method="mars-verified" if method == "auto" else method, window=window)
     shared.check_for(decoding, None)
+    decoding.check_heard(decoding.method)
     shared.use_packing(decoding.pack)
-    from marsbench.answering import ROWS, Answering, check_target, decode_file, default_ids, read_prompts
+    from marsbench.answering import ROWS, Answering, decode_file, default_ids, read_prompts
     from marsbench.decoding.generation import Request, seed_of
     from marsbench.progress import Reporter
 

@@ -87,10 +87,10 @@ def score(
     subtasks of bbh one after the other, in alphabetical order). A subtask is a benchmark too: bbh_word_sorting. The
     command also reads the files that `marsbench eval` writes.
     """
-    from marsbench.files import check_can_be_written, write_atomically
+    from marsbench.files import check_target, write_atomically
 
     if out is not None:
-        check_can_be_written(out, "--out")
+        check_target(responses, out)
     exam = _exam(benchmark, data_dir)
     from marsbench.evaluation.scoring import score_file, summary, verdicts
 

@@ -9,7 +9,7 @@ import typer
 from marsbench.commands import shared
 from marsbench.errors import UserError
 from marsbench.methods import Decoding
-from marsbench.presets import scales_with_chat_data
+from marsbench.presets import preset, scales_with_chat_data
 
 if TYPE_CHECKING:
     from marsbench.rows.kinds import Row
@@ -38,8 +38,8 @@ def plan(
 
     chosen, name = start.preset(), table or "2"
     name = f"table{name}" if name.isdecimal() else name
-    if sweep and table:
-        raise UserError("--sweep and --table are two plans", fix="leave one of them out")
+    if (sweep and table) or (grid and not sweep):
+        raise UserError("--sweep, with or without --grid, and --table are two plans", fix="leave one of them out")
     if sweep:
         parts = sweep_tables(read_grid(grid or shipped_grid(start.scale), quick=quick), chosen)
     else:
@@ -127,7 +127,6 @@ def report(start: shared.Start) -> None:
     """Render all pages of a scale, and the index, from the rows in results/."""
     from marsbench.gpu_check.page import write_gpu_page
     from marsbench.overview.pages import write_scale, write_whole_paper
-    from marsbench.presets import preset
     from marsbench.rows.workspace import Workspace
 
     scale, output, written = start.scale, start.output, False
@@ -155,12 +154,10 @@ def sweep(
     All contenders of a batch size decode the same prompts in turn, so their ratios are comparable. Do not use the
     machine while it runs. After an interruption, the same command goes on.
     """
-    from marsbench.presets import preset
     from marsbench.racing.grid import read_grid, shipped_grid
 
-    preset(start.scale)
-    if set(label) & set("/\\") or ".." in label:
-        raise UserError(f"--label {label} is not a folder name", fix="give letters, digits, dots and dashes")
+    if set(label) & set("/\\") or ".." in label or label == "." or label.startswith("seed"):
+        raise UserError(f"--label {label} names no folder of its own", fix="give letters, digits, dots and dashes")
     chosen = read_grid(grid or shipped_grid(start.scale), quick=quick)
     run = start.run()
     shared.use_packing(pack)
@@ -189,6 +186,8 @@ def results(
     """
     from marsbench.findings.export import export, matching, merged
 
+    if against is not None and out is not None:
+        raise UserError("--against only prints", fix="leave it or --out out")
     rows = matching(merged(files), where or [])
     if against is not None:
         _compare(rows, merged([against]), against)

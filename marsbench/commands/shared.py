@@ -68,7 +68,7 @@ class Start:
         shown={"metavar": "DIR"},
     )
     stage: str | None = option("Stage of the scale, trained if missing [default: mars; at 135m the shipped adapter].")
-    block_size: int = option("B (block size) of the checkpoint's training.", DEFAULT_BLOCK_SIZE, least=2)
+    block_size: int = option("B (block size) of the checkpoint's training.", DEFAULT_BLOCK_SIZE, least=2, most=4096)
 
     base: str | None = option("Pretrained checkpoint to start from: folder or hub name (pretrained scales).")
     chat_data: str | None = option("Conversations: JSON Lines or hub data set with `messages` (pretrained scales).")

@@ -8,6 +8,7 @@ import typer
 
 from marsbench.commands import shared
 from marsbench.errors import UserError, check_known
+from marsbench.files import check_target
 from marsbench.methods import METHODS, Decoding
 from marsbench.presets import HeadKind
 
@@ -72,7 +73,7 @@ def distill(
     if (prompts is None) == (self_asked is None):
         raise UserError("prompts come from a file or from the model", fix="give either --prompts or --self-asked")
     shared.use_packing(decoding.pack)
-    from marsbench.answering import Answering, check_target
+    from marsbench.answering import Answering
     from marsbench.distilling.distill import Distiller, read_prompts
     from marsbench.distilling.distill import self_asked as asked_by
     from marsbench.progress import Reporter
@@ -130,7 +131,7 @@ def adapt(
     base: Annotated[str, typer.Option(help="Model: a folder, a hub name, or smollm2-135m.")],
     out: Annotated[Path, typer.Option(help="Folder for the adapter, its page and intermediate files.")],
     prompts: shared.OwnPromptFile = None,
-    hours: Annotated[float, typer.Option(min=0.001, help="Maximum hours for everything.")] = 0.7,
+    hours: Annotated[float, typer.Option(min=0.001, max=10_000, help="Maximum hours for everything.")] = 0.7,
     column: shared.PromptColumn = None,
     scale: Annotated[str | None, typer.Option(help="Pretrained scale whose rank, rates and batch to use.")] = None,
 ) -> None:

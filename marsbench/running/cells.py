@@ -26,13 +26,11 @@ class CellRunner:
 
     def row(self, cell: PlannedCell, loaded: Loaded, draft: Loaded | None = None, *, said: str = "") -> EvaluationRow:
         """The row of a cell, answered and scored now unless it was; `said` ends its title on the terminal."""
-        run, line = self._run, cell.line
-        answering = self.answering(line, loaded, draft)
-        weights = loaded.weights, draft.weights if draft else None
-        key = self._key(cell, *weights, loaded.dtype, answering.compiled)
-        lock = run.answer_logs(key)[0].with_suffix(".jsonl.lock")
-        with locked(lock, say=run.reporter.say):  # of two commands, the second waits and finds the row, or the answers
-            return self._done(key, line) or self._answered(cell, key, answering, loaded, said)
+        answering, say = self.answering(cell.line, loaded, draft), self._run.reporter.say
+        key = self._key(cell, loaded.weights, draft.weights if draft else None, loaded.dtype, answering.compiled)
+        lock = self._run.answer_logs(key)[0].with_suffix(".jsonl.lock")
+        with locked(lock, say=say):  # of two commands, the second waits and finds the row, or the answers
+            return self._done(key, cell.line) or self._answered(cell, key, answering, loaded, said)
 
     def _answered(self, cell: PlannedCell, key: str, answering: Answering, loaded: Loaded, said: str) -> EvaluationRow:
         run, line = self._run, cell.line
