@@ -213,7 +213,7 @@ def test_rows_say_how_a_gpu_was_set_and_who_was_on_it(driver: Path, monkeypatch:
 
 
 def test_rounded_products_are_told_and_have_keys_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against answers or races with TF32 that are taken for those without, and rows that are not found again."""
+    """Guards against races with TF32, or unpacked weights, that are taken for others, and rows not found again."""
     run = Run(preset("micro"), Workspace(tmp_path, "micro"))
     grid = Grid((), (1,), prompts=1, repeats=1)
     course: Any = SimpleNamespace(run=run, grid=grid, max_new_tokens=1, questions=SimpleNamespace(fingerprint=str))
@@ -229,6 +229,8 @@ def test_rounded_products_are_told_and_have_keys_of_their_own(tmp_path: Path, mo
     assert provenance(seed=0)["float32_products"] == "high" and products("bfloat16") == {}
     assert products("float32") == {"float32_products": "high"}
     assert keys("highest", "bfloat16") == keys("high", "bfloat16"), "which multiplies in 16 bits anyway"
+    monkeypatch.setenv("MARSBENCH_NATIVE", "0")
+    assert everywhere.func(course)["packed"] is False
 
 
 @pytest.mark.parametrize(("stage", "sharded"), [("mars", True), ("medusa", False), ("base_gated", False)])

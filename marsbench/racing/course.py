@@ -1,5 +1,6 @@
 """The course that all contenders of a grid run: their models, loaded once, the prompts, the questions behind them."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -16,6 +17,7 @@ from marsbench.errors import UserError
 from marsbench.evaluation.benchmarks import benchmark, benchmarks
 from marsbench.evaluation.harness import Exam, LoggedAnswer, cut_in_words, evaluate, prepare, without_beginning
 from marsbench.forward.limits import room_for_prompt
+from marsbench.forward.native import VARIABLE
 from marsbench.keys import content_hash, versions
 from marsbench.line import Line, TrainedStage
 from marsbench.methods import METHODS
@@ -199,8 +201,7 @@ class Course:
         """The prompts as token ids; what the context has no room for is said."""
         asked = self.questions.prompts(self.baseline.tokenizer, self._room)
         for place, name in enumerate(self.questions.exams):
-            if said := cut_in_words(name, asked.cuts[place :: len(self.questions.exams)], self._room):
-                self.run.reporter.say(said)
+            self.run.reporter.say_once(cut_in_words(name, asked.cuts[place :: len(self.questions.exams)], self._room))
         return asked
 
     @property
@@ -218,6 +219,7 @@ class Course:
             "repeats": self.grid.repeats,
             "max_new_tokens": self.max_new_tokens,
             "questions": self.questions.fingerprint(),
+            **({"packed": False} if os.environ.get(VARIABLE) == "0" else {}),
         }
 
     # ---- its cells ----

@@ -73,7 +73,7 @@ class Sweep:
 
 
 def _step_times(course: Course) -> StepTimeRow:
-    loaded, run = course.baseline, course.run
+    loaded, run, grid = course.baseline, course.run, course.grid
 
     def timed() -> dict[str, Any]:
         used = others_cores()
@@ -82,12 +82,14 @@ def _step_times(course: Course) -> StepTimeRow:
             **course.step_times(),
             "stage": course.plain.stage,
             "checkpoint": loaded.weights,
-            "dtype": course.grid.dtype,
-            "grid": course.grid.page,
+            "dtype": grid.dtype,
+            "grid": grid.page,
             "provenance": {**loaded.origin, **packing_in_words(), "others_cores": used},
         }
 
-    return made_once(run, StepTimeRow, {"kind": "step_time", "weights": loaded.weights, **course.everywhere}, timed)
+    is_own = grid.page == "speedup" and grid.positions != Grid.positions  # other pages time as many as ever
+    content = {"kind": "step_time", "weights": loaded.weights, **({"positions": grid.positions} if is_own else {})}
+    return made_once(run, StepTimeRow, content | course.everywhere, timed)
 
 
 def _sweep_row(
