@@ -34,11 +34,12 @@ from marsbench.methods import METHODS, Options, build_method
 from marsbench.methods.carried import carried_over
 from marsbench.presets import preset, scales
 from marsbench.racing import race as race_module
-from marsbench.racing.grid import carried_of, draws_of, read_grid, shipped_grid
+from marsbench.racing import sweep as sweep_module
+from marsbench.racing.grid import Grid, carried_of, draws_of, read_grid, shipped_grid
 from marsbench.racing.position_law import PositionLaw, Work, predicted_seconds
 from marsbench.racing.race import Race, RoundLog, Stopwatch
 from marsbench.racing.tune import Advice, Setting
-from marsbench.rows.kinds import SweepRow
+from marsbench.rows.kinds import SweepRow, TrainingRow
 from marsbench.rows.workspace import Workspace, read_rows, rows_text
 from marsbench.statistics.intervals import Estimate, Interval
 from marsbench.training.checkpoints import Loaded
@@ -258,6 +259,14 @@ def test_a_meter_hears_every_forward(name: str, golden_models: dict[str, Any]) -
 
 
 # ---------------------------------------------------------------------- grids
+def test_step_times_are_of_their_own_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against step times of few positions that are taken for those of a grid that asks for more."""
+    monkeypatch.setattr(sweep_module, "made_once", lambda *given: given[2].get("positions"))
+    asked = (1024, "speedup"), (8, "speedup"), (64, "real-model")
+    courses = [Mock(everywhere={}, grid=Grid((), (1,), 1, 1, positions=count, page=page)) for count, page in asked]
+    assert [*map(sweep_module._step_times, courses)] == [None, 8, None]
+
+
 def test_lists_stand_for_all_their_combinations(tmp_path: Path) -> None:
     """Guards against combinations left out, and against names that do not tell them apart."""
     four = {"method": "mars", "stage": "mars", "threshold": ["one", 0.9], "block_size": [4, 8]}
@@ -415,10 +424,15 @@ def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> N
     (tmp_path / "slow.jsonl").write_text(rows_text(slow))
     typed = "results", str(file), "--against", str(tmp_path / "slow.jsonl")
     assert re.search(r"\n0 of [1-9]\d* cells agree", invoke(*typed).output)
-    failed = replace(rows[0], status="failed", seconds=[])
-    (tmp_path / "other.jsonl").write_text(rows_text([failed]))
+    others = [replace(row, key=f"longer {row.key}", grid="longer") for row in slow]
+    (tmp_path / "slow.jsonl").write_text(rows_text([*rows, *others]))  # two races of the same contenders
+    assert re.search(r"\n([1-9]\d*) of \1 cells agree", invoke(*typed).output)
+    failed = replace(rows[0], status="failed", seconds=[], checkpoint="")
+    twice = replace(next(row for row in read_rows(file) if isinstance(row, TrainingRow)), checkpoint="trained again")
+    (tmp_path / "other.jsonl").write_text(rows_text([failed, twice]))
     stored = merged([file, tmp_path / "other.jsonl"])
     assert {row.key: row for row in stored}[rows[0].key] == rows[0]
+    assert {row.checkpoint for row in stored if row.key == twice.key} > {twice.checkpoint}
     chosen = matching(stored, ["method=mars", "batch_size=4", "options.threshold=0.5"])
     assert [row.contender for row in chosen if isinstance(row, SweepRow)] == ["mars, tau = 0.5"]
     assert read_rows(export(stored, tmp_path / "rows.jsonl")) == stored

@@ -215,7 +215,7 @@ def _compare(first: "list[Row]", second: "list[Row]", against: Path) -> None:
         fix = "give the rows of two sweeps of one grid, such as results/mini/sweep.jsonl"
         raise UserError("the two have no cell of a sweep in common", where=str(against), fix=fix)
     lines, agreed = [], 0
-    for (name, size), pair in cells.items():
+    for (*_, name, size), pair in cells.items():
         overlap = max(ratio.interval.low for ratio in pair) <= min(ratio.interval.high for ratio in pair)
         lines.append((name, f"{size}", *map(printed_ratio, pair), "yes" if overlap else "no"))
         agreed += overlap

@@ -21,8 +21,8 @@ def merged(files: Sequence[Path]) -> list[Row]:
         if file.is_dir() and not any(file.glob("*.jsonl")):
             raise UserError("no rows are here", where=str(file), fix="give a file or a store of rows: results/mini")
     rows = [row for file in files for row in read_rows(file)]
-    finished = {row.key: row for row in rows if row.status == "done"}
-    return list(({row.key: row for row in rows} | finished).values())
+    done = {row.key for row in rows if row.status == "done"}
+    return [*{row.id: row for row in rows if row.status == "done" or row.key not in done}.values()]
 
 
 def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:

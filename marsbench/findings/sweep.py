@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -148,10 +149,11 @@ def gain(row: SweepRow | None, other: SweepRow | None) -> Estimate | None:
     return paired_difference(row.by_benchmark, other.by_benchmark) if row and other else None
 
 
-def agreement(first: SweepCells, second: SweepCells) -> dict[tuple[str, int], tuple[Estimate, Estimate]]:
-    """Contender and batch size -> its speed-up in both of two sweeps; without `ar` itself, which is 1 in both."""
-    pairs = {place: (speed_up(row), speed_up(second.done.get(place))) for place, row in first.done.items()}
-    return {place: (one, other) for place, (one, other) in pairs.items() if one and other and place[0] != "ar"}
+def agreement(*sweeps: SweepCells) -> dict[tuple[Any, ...], tuple[Estimate, Estimate]]:
+    """What a cell is -> its speed-up in both of two sweeps; without `ar` itself, which is 1 in both."""
+    what = attrgetter("grid", "dtype", "prompts", "contender", "batch_size")  # the last two name it within a race
+    first, second = ({what(row): speed_up(row) for row in sweep.rows if row.status == "done"} for sweep in sweeps)
+    return {cell: (one, two) for cell, one in first.items() if "ar" not in cell and one and (two := second.get(cell))}
 
 
 def over_prompts(row: SweepRow, other: SweepRow, *, ended: bool = False) -> Estimate | None:
