@@ -17,7 +17,7 @@ from marsbench.decoding.acceptance_report import Acceptance, cycle_in_words
 from marsbench.decoding.engine import Batch, KindOfBatch, Method, OutsideMethod, check_requests, decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Generation, Meter, Request, as_list
 from marsbench.errors import UserError
-from marsbench.files import check_target, write_atomically
+from marsbench.files import write_atomically
 from marsbench.forward.adapter import Adapted
 from marsbench.forward.decoder import decoder_of
 from marsbench.forward.limits import check_ids, check_mask_id, vocabulary_of
@@ -194,10 +194,8 @@ def decode_file(
 ) -> str:  # fmt: skip
     """Continue the requests of `source`, one a line, and write `target` at once; what became of the drafts, in words.
 
-    That goes to `acceptance` too, as CSV or YAML. `UserError` for a line that the model cannot run, or a target that
-    cannot be written to, before anything is decoded.
+    That goes to `acceptance` too, as CSV or YAML. `UserError` for a line that the model cannot run, before any work.
     """
-    check_target(source, target)
     model = answering.loaded.model
     check_requests(requests, model, where=f"{source}, line {{}}")
     for token in eos_id:

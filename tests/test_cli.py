@@ -335,8 +335,7 @@ WRONG: dict[str, tuple[list[str], str]] = {  # mistake -> (what is typed, a word
     "show: an image that is a folder": (["show", "--image", "data.svg/", "--method", "magic", *HERE], "magic"),
     "decode: no such prompts": ([*DECODE[:2], "nowhere.jsonl", "--model", "mars", "--out", "o.jsonl"], "nowhere.jsonl"),
     "decode: no mask token": ([*DECODE, "--model", "maskless", "--out", "o.jsonl"], "--mask-id"),
-    "decode: an option of others": (
-        [*DECODE, "--model", "mars", "--out", "o.jsonl", "--method", "ar", "--tree-width", "3"], "medusa"),
+    "decode: a tree": ([*DECODE, "--model", "mars", "--out", "o", "--method", "ar", "--tree-width", "3"], "medusa"),
     "reproduce: no such table": (["reproduce", "table99", *HERE], "table2"),
     "reproduce: quick for no sweep": (["reproduce", "table2", "--quick", *HERE], "--quick"),
     "reproduce: a part of a page without any": (["reproduce", "figure1", "--shard", "1/2", *HERE], "divides questions"),

@@ -6,9 +6,9 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from itertools import dropwhile, islice, takewhile
@@ -107,7 +107,7 @@ def test_killed_at_any_moment_it_resumes_to_the_same_rows(reproduced: Path, tmp_
 
 
 def test_what_is_there_is_used(reproduced: Path, tmp_path: Path) -> None:
-    """Guards against results that are computed again."""
+    """Guards against results that are computed again, and a name of a file that is not there."""
     output = shutil.copytree(reproduced, tmp_path / "copy")
     rows = Workspace(output, "micro").row_file
     before = rows.read_bytes()
@@ -115,6 +115,8 @@ def test_what_is_there_is_used(reproduced: Path, tmp_path: Path) -> None:
         invoke("eval", "--benchmark", "mini_bbh", "--scale", "micro", "--output", output)
     after = rows.read_bytes()
     assert after.startswith(before) and after.count(b"\n") == before.count(b"\n") + 1
+    done = invoke("eval", "--benchmark", "mini_bbh", "--scale", "micro", "--output", output, "--shard", "1/2")
+    assert Path(done.stdout.split("answers: ")[1].strip()).exists(), "a part has the whole, and its answers"
 
 
 def test_bad_input_gets_one_clear_message(reproduced: Path, tmp_path: Path) -> None:
@@ -212,22 +214,14 @@ def test_results_of_earlier_commands_are_used_made_again_or_refused(little: Call
         answered(existing="fail", began="2999")
 
 
-def test_a_cell_that_another_command_answers_is_waited_for(
-    little: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cell_is_answered_once(little: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against two commands that both answer a cell, and a log that holds each answer twice."""
     run, plan = little(), TablePlan("0", "one line", plan_of("table2").lines[:1])
     *_, first = measured(run, plan)
     rows, file = run.workspace.row_file.read_bytes(), run.workspace.row_file
     file.unlink()
-
-    @contextmanager
-    def held(lock: Path, **how: Any) -> Iterator[None]:
-        assert lock == run.workspace.answers(f"{first.key}").with_suffix(".jsonl.lock")
-        file.write_bytes(rows)  # by the other command, meanwhile
-        yield
-
-    monkeypatch.setattr(cells, "locked", held)
+    other = {run.workspace.answers(first.key).with_suffix(".jsonl.lock"): lambda: file.write_bytes(rows)}  # meanwhile
+    monkeypatch.setattr(cells, "locked", lambda lock, **how: nullcontext(other[lock]()))
     assert measured(run, plan)[-1] == first and file.read_bytes() == rows
 
 

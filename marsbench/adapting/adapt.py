@@ -172,9 +172,8 @@ class Adapting:
             checkpoints.train(recipe)
             ship(self._workspace.checkpoint(recipe), adapter)
         results, windows = self._race(plan, adapter)
-        page = self._out / "README.md"
-        write_atomically(page, page_of(self._base, adapter, self._dtype, plan, results, windows).encode())
-        return page
+        page = page_of(self._base, adapter, self._dtype, plan, results, windows)
+        return write_atomically(self._out / "README.md", page.encode())
 
     def _plan(self, hours: float) -> Plan:
         file = self._out / "plan.json"

@@ -59,7 +59,8 @@ def eval_(
         cells = CellRunner(run)
         for name in names:
             row = cells.row(PlannedCell(line, name, None), loaded, draft)
-            results.append(_as_plain(row, run.answer_logs(row.key)[0]))
+            logs = [*run.answer_logs(row.key), run.workspace.answers(row.key)]  # of parts, or of the whole
+            results.append(_as_plain(row, next(filter(Path.exists, logs), logs[0])))
             if not as_json:
                 typer.echo("\n".join(_in_words(results[-1])))
     if as_json:

@@ -74,13 +74,12 @@ def distill(
         raise UserError("prompts come from a file or from the model", fix="give either --prompts or --self-asked")
     shared.use_packing(decoding.pack)
     from marsbench.answering import Answering
-    from marsbench.distilling.distill import Distiller, read_prompts
-    from marsbench.distilling.distill import self_asked as asked_by
+    from marsbench.distilling import distill as chats
     from marsbench.progress import Reporter
 
     source = prompts or out.with_name(f"{out.name}.prompts")
     check_target(source, out)
-    asked, reporter = read_prompts(source, column) if prompts else [], Reporter()
+    asked, reporter = chats.read_prompts(source, column) if prompts else [], Reporter()
     draft = shared.load_draft(decoding, reporter)
     if start.whose:
         loaded = shared.load_named(start.whose, decoding.dtype, reporter)
@@ -88,8 +87,8 @@ def distill(
         loaded = replace(start, stage=stage).loaded(start.run(), decoding.dtype)
     answering = Answering.of_decoding(decoding, loaded, draft, reporter, batch_size)
     if self_asked is not None:
-        asked = read_prompts(asked_by(answering, self_asked, source, reporter, seed=seed))
-    distiller = Distiller(answering, reporter, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+        asked = chats.read_prompts(chats.self_asked(answering, self_asked, source, reporter, seed=seed))
+    distiller = chats.Distiller(answering, reporter, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     _, counts = distiller.distill(asked, source, out, limit=limit, samples=samples, keep_cut=keep_cut)
     typer.echo(f"wrote {out}: {counts}")
 
@@ -166,15 +165,14 @@ def training_speed(
     run = start.run()
     from marsbench.line import TrainedStage
     from marsbench.provenance import others_cores, warning
+    from marsbench.running import training_cost
     from marsbench.running.checkpoints import Checkpoints
-    from marsbench.running.training_cost import STAGES
-    from marsbench.running.training_cost import training_speed as measured
 
     run.scale = run.scale.adapted(batch_size=batch_size)
     run.reporter.say_once(warning(others_cores()))
     checkpoints = Checkpoints(run)
-    for stage in STAGES:
-        typer.echo(measured(checkpoints.recipe(TrainedStage.of(stage)), steps).in_words())
+    for stage in training_cost.STAGES:
+        typer.echo(training_cost.training_speed(checkpoints.recipe(TrainedStage.of(stage)), steps).in_words())
 
 
 def fetch(model: Annotated[str, typer.Argument(help="smollm2-135m, smollm2-135m-hub or smollm2-135m-gguf.")]) -> None:

@@ -79,11 +79,9 @@ class CellRunner:
     def answering(self, line: Line, loaded: Loaded, draft: Loaded | None = None) -> Answering:
         """A line with its checkpoints, that answers as many questions at once as the scale says."""
         rows = 1 if METHODS[line.method].one_row else self._run.scale.batch_size
-        line = replace(line, compiled=self._run.compiled)
+        line, positions = replace(line, compiled=self._run.compiled), self._run.prefill_positions
         with self._checkpoints.others_may_fail(line.trained):
-            return Answering.of_line(
-                line, loaded, draft, batch_size=rows, prefill_positions=self._run.prefill_positions
-            )
+            return Answering.of_line(line, loaded, draft, batch_size=rows, prefill_positions=positions)
 
     def without(self, cell: PlannedCell, reason: str, status: Status = "skipped") -> EvaluationRow:
         line, scale, origin = cell.line, self._run.scale.scale, provenance(seed=self._run.seed)
