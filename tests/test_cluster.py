@@ -58,7 +58,6 @@ def ends(executor: Cluster, tasks: Sequence[Task]) -> dict[str, Ended]:
     return {end.name: end for end in ended}
 
 
-# ---- tasks ----------------------------------------------------------------------------------------------------------
 def test_tasks_are_shared_out_races_run_alone_and_failures_are_heard(two: Cluster, tmp_path: Path) -> None:
     """Guards against one node that does all work, a task beside a race on its node, and a task lost for ever."""
     (tmp_path / "dies").mkdir()
@@ -123,7 +122,6 @@ def test_who_stops_listening_ends_what_runs(two: Cluster, tmp_path: Path) -> Non
     assert_ends(process)
 
 
-# ---- nodes ----------------------------------------------------------------------------------------------------------
 def test_a_node_that_does_not_see_the_folder_is_named(
     two: Cluster, simulated: Simulated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +135,6 @@ def test_a_node_that_does_not_see_the_folder_is_named(
         Cluster(simulated.address, tmp_path / "logs")
 
 
-# ---- pages ----------------------------------------------------------------------------------------------------------
 def test_a_page_made_by_a_cluster_is_the_page(two: Cluster, tmp_path: Path, micro_checkpoints: Path) -> None:
     """Guards against rows that depend on where they were made, lack their node, or are written by a node."""
     options = {"benchmarks": ("mini_gsm8k",), "limit": 2}
@@ -158,7 +155,6 @@ def test_a_page_made_by_a_cluster_is_the_page(two: Cluster, tmp_path: Path, micr
     assert not any("node" in row.provenance for row in here)
 
 
-# ---- without a cluster ----------------------------------------------------------------------------------------------
 def test_nothing_of_ray_is_imported_without_a_cluster() -> None:
     """Guards against a second of imports, or an error without the extra, for users of one computer."""
     for file in PACKAGE.rglob("*.py"):

@@ -107,7 +107,6 @@ def chat_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-# ---- presets ---------------------------------------------------------------------------------------------------------
 def test_real_scales_have_the_papers_hyper_parameters() -> None:
     """Guards against a budget or batch that is rounded or not the paper's, and a Qwen2.5 trained from noise."""
     for scale in REAL:
@@ -150,7 +149,6 @@ def test_options_of_a_training_are_part_of_its_key(tmp_path: Path) -> None:
         preset("mini").adapted(base="other/base")
 
 
-# ---- chat data -------------------------------------------------------------------------------------------------------
 def test_assistant_turns_are_learned_as_far_as_they_fit(
     chat_tokenizer: PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:
@@ -259,7 +257,6 @@ def test_passes_are_whole_and_differ() -> None:
     assert sorted(in_batches(drawn, sizes, 5, seed=0)) == sorted(drawn)
 
 
-# ---- training from a pretrained base ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(("spare_rows", "grown"), [(5, 0), (0, 1)])
 def test_training_from_a_pretrained_base(spare_rows: int, grown: int, tmp_path: Path) -> None:
     """Guards against a checkpoint without mask token or end of turn, and embeddings of the wrong size."""
@@ -281,7 +278,6 @@ def test_training_from_a_pretrained_base(spare_rows: int, grown: int, tmp_path: 
     assert names == {"ar_sft", "mars-b4"}, "the base is not trained"
 
 
-# ---- released checkpoints --------------------------------------------------------------------------------------------
 def renamed(base: Path, folder: Path, weights: dict[str, torch.Tensor] | None = None) -> Path:
     """A copy of a checkpoint that names an architecture of its own, with code that must not run."""
     shutil.copytree(base, folder)
@@ -359,7 +355,6 @@ def test_accumulation_makes_up_the_batch(base: Path, tmp_path: Path, monkeypatch
     assert curves[0] == pytest.approx(curves[1], rel=1e-3)
 
 
-# ---- several processes -----------------------------------------------------------------------------------------------
 STEPS = 10
 
 
@@ -396,7 +391,6 @@ def test_launch_configurations_are_ones_that_accelerate_reads(file: Path) -> Non
     assert layer in (None, *Qwen2ForCausalLM._no_split_modules)
 
 
-# ---- a scale of one's own --------------------------------------------------------------------------------------------
 def test_a_scale_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against code that asks for scales by name: a new one is listed, planned, checked, shown and trained."""
     shutil.copytree(PACKAGE / "presets", tmp_path / "presets")
@@ -418,7 +412,6 @@ def test_a_scale_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     preset.cache_clear()
 
 
-# ---- what a table takes ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("scale", "table"), [*((scale, key) for scale in ("mini", "7b") for key, study in studies().items() if study.plan),
                          *((scale, "all") for scale in scales())],

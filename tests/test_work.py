@@ -43,7 +43,6 @@ from marsbench.training.stages import recipe
 PARENTS = {"base": None, "sft": "base", "draft": None, "mars": "sft", "medusa": "sft", "longer": "base"}
 
 
-# ---- the graph ------------------------------------------------------------------------------------------------------
 def paper_tasks(scale: str = "mini", *, workers: int = 2, **more: Any) -> dict[str, RunTask]:
     """All tasks of the paper at a scale, of which nothing is done yet."""
     chosen = more.pop("preset", preset(scale))
@@ -95,7 +94,6 @@ def test_what_tables_share_is_done_once_and_evenly() -> None:
     assert max(task.seconds for task in few) < 2 * sum(task.seconds for task in few) / 8
 
 
-# ---- the order of tasks ---------------------------------------------------------------------------------------------
 def children(parents: Mapping[str, str | None], **more: Any) -> list[Task]:
     return [do(name, nothing, Path(), *([before] if before else []), **more) for name, before in parents.items()]
 
@@ -115,7 +113,6 @@ def test_parents_come_first_and_the_longest_way_does() -> None:
     assert [task.name for task in order.ready] == ["mars", "medusa"] and order.made(order.ready[0]) == [None]
 
 
-# ---- processes on this machine --------------------------------------------------------------------------------------
 @pytest.fixture
 def two(tmp_path: Path) -> Local:
     """Two processes, forked from one that has imported everything already: one for all tests."""
@@ -193,7 +190,6 @@ def test_processes_end_with_their_driver(by: signal.Signals, tmp_path: Path) -> 
     assert_ends(process)
 
 
-# ---- what is shown --------------------------------------------------------------------------------------------------
 def test_ends_are_shown_by_the_work_that_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a run of hours that never shows how far it is, and a failure that only its log shows."""
     tasks = [do(name, nothing, tmp_path, title=name, seconds=10.0) for name in "abcd"]
@@ -217,7 +213,6 @@ def test_ends_are_shown_by_the_work_that_is_done(tmp_path: Path, monkeypatch: py
     assert heard[:3] == ["4 pieces of work, by their seconds", *ended]
 
 
-# ---- the work of a run ----------------------------------------------------------------------------------------------
 class Here(Executor):
     """An executor that does everything at once in this process, by `perform` as others do."""
 

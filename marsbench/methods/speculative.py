@@ -127,5 +127,5 @@ class MarsSpeculative(Speculative):
         extension, logits = read_masks(rows, answer, entries, logits, verified, self.head_top)
         sure = passing_run(confidence(logits, self.metric) >= rows.needed.unsqueeze(1))
         ids = F.pad(verified.ids, (0, masks)).scatter(1, behind, extension)
-        drafted = rows.drafted * rows.needed.isinf()  # with a threshold, nobody could tell right drafts from masks
+        drafted = rows.drafted * rows.needed.isinf()  # with a threshold, right drafts look like masks that pass
         return Accepted.leading(rows, ids, verified.advance + sure, verified.kept)._replace(drafted=drafted)

@@ -87,7 +87,7 @@ def _step_times(course: Course) -> StepTimeRow:
             "provenance": {**loaded.origin, **packing_in_words(), "others_cores": used},
         }
 
-    is_own = grid.page == "speedup" and grid.positions != Grid.positions  # other pages time as many as ever
+    is_own = grid.page == "speedup" and grid.positions != Grid.positions  # on other pages, all grids time as many
     content = {"kind": "step_time", "weights": loaded.weights, **({"positions": grid.positions} if is_own else {})}
     return made_once(run, StepTimeRow, content | course.everywhere, timed)
 

@@ -87,8 +87,6 @@ def _measured(run: "Run") -> list[Row]:
     return [row(line, name) for name in run.benchmarks_of(PLAN) for line in _SEVERAL]
 
 
-# ---- the page ----
-
 _COLUMNS = {  # slot of the layout, for the paper's threshold -> head of the table
     "asked": "answers", "changed": "changed", "lost": "now wrong", "won": "now right",
     "later": "later", "earlier": "earlier", "elsewhere": "elsewhere",

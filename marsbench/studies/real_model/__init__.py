@@ -113,8 +113,6 @@ _TUNED = {MARS: AR_OF_MARS.name, LONG_MARS: AR_OF_LONG_MARS.name}
 OWN_AR = {line.name: _TUNED.get(line.stage, AR.name) for line in PLAN.lines}  # line -> AR decoding of its own model
 OWN_AR |= {line.name: IN_BF16.lines[0].name for line in IN_BF16.lines}
 
-# ---- the race ----
-
 OUTSIDER = "llama.cpp"
 OUTSIDERS = (  # of batch 1 alone; quantised weights make another model
     Line.named(OUTSIDER, BASE, "llama-cpp"),
@@ -144,8 +142,6 @@ def grid_at(scale: Preset, dtype: str, *, beside: bool = False) -> Grid:
 
 GRID_NAMES = ("ar", *[line.label for line in _RACED])
 
-
-# ---- the page ----
 
 FIGURE = "figures/real-model_speed"  # beside the page, less the extension
 

@@ -150,8 +150,6 @@ STUDY = Study(
     claims=CRITERIA[-1:],
 )
 
-# ---- the map ----
-
 CORNERS = {  # ending of its stages -> its words
     "": "long base, gentle",
     "_of_short_base": "short base, gentle",

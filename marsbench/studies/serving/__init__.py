@@ -90,9 +90,6 @@ def typical(values: Sequence[float]) -> Estimate:
     return Estimate(exp(mean), Interval(exp(mean - half), exp(mean + half)), len(logs))
 
 
-# ---- the page ----
-
-
 def _slots(rows: Sequence[Row], scale: str, seeds: BySeed) -> dict[str, str]:
     cells = LoadCells.of(rows)
     laps = [*chain.from_iterable(cells.values())]

@@ -1,6 +1,6 @@
 """The cost of a step of the loop: this code against another checkout of the project, in turn.
 
-`python tests/bench_steps.py DIR` races the code of another checkout, DIR. It counts the processor's time on one thread,
+`python .ci/bench_steps.py DIR` races the code of another checkout, DIR. It counts the processor's time on one thread,
 so that other processes matter little, and takes about ten minutes.
 """
 
