@@ -73,9 +73,6 @@ def with_choice(rows: Sequence[Row]) -> list[Row]:
     return [*rows, *chosen]
 
 
-# ---- the lines ----
-
-
 def _medusa(stage: str, width: int) -> Line:
     words, shape = MEDUSAS[stage], "a chain" if width == 1 else "a tree"
     return Line(f"{stage}_{width}", f"Medusa{words}, {shape}", stage, "medusa", {"tree_width": width})
