@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -92,7 +93,6 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Request, Generation]]
     return seen
 
 
-# ---- the answers -----------------------------------------------------------------------------------------------------
 def test_answers_are_read_as_the_very_tokens_that_were_decoded(
     model: Path, prompts: Path, tmp_path: Path, decoded: list[tuple[Request, Generation]]
 ) -> None:
@@ -419,8 +419,9 @@ def test_questions_are_whole_and_asked_once(talker: Loaded, tmp_path: Path) -> N
     text = talker.tokenizer.decode(requests[0].prompt_ids)
     chat = talker.tokenizer.apply_chat_template([{"role": "user", "content": "Hello"}], tokenize=False)
     assert chat.startswith(text) and "Hello" not in text
-    before = len(requests)
-    assert self_asked(answering, 3, file, Reporter()) == file and len(requests) == before, "what is there stays"
+    before, said = len(requests), Mock()
+    assert self_asked(answering, 9, file, said) == file and len(requests) == before, "what is there stays"
+    assert "for others, remove it" in said.say.call_args.args[0]
     with pytest.raises(UserError, match="only 0"):
         self_asked(asking(talker, [("a", "eos")])[0], 3, tmp_path / "none.jsonl", Reporter())
     assert not (tmp_path / "none.jsonl").exists()

@@ -240,6 +240,7 @@ _PLACE = "~the question~"
 def self_asked(answering: Answering, wanted: int, out: Path, reporter: Reporter, *, seed: int = 0) -> Path:
     """Have a model ask so many questions, no two alike, written as prompts unless they are there (arXiv 2406.08464)."""
     if out.exists():
+        reporter.say(f"the questions are those of {out}, however many; for others, remove it")
         return out
     chats = Chats(answering.loaded.tokenizer)
     turn = [{"role": "user", "content": _PLACE}]
