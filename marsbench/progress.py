@@ -38,7 +38,7 @@ class Bar:
             self._printed = now
             left = f"{roughly((now - since) / (done - before) * (total - done))} left" if done > before else ""
             said = ", ".join(filter(None, [f"{done}/{total}", left, note]))
-            self._console.print(f"  {self._title}: {said}", highlight=False, soft_wrap=True)
+            self._console.print(f"  {self._title}: {said}", highlight=False, markup=False, soft_wrap=True)
 
 
 def roughly(seconds: float) -> str:
@@ -70,7 +70,7 @@ class Reporter:
         self._said: set[str] = set()  # what must not be said twice
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def say_once(self, text: str) -> None:
         """One line that stays, however often it is given; none where it is empty."""
@@ -85,8 +85,12 @@ class Reporter:
             self.say(title)
             yield Bar(title, None, self._console)
             return
-        columns: list[ProgressColumn] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
-        columns += [TimeRemainingColumn(), TextColumn("{task.fields[note]}")]
+        columns: list[ProgressColumn] = [
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+        ]
+        columns += [TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)]
         with Progress(*columns, console=self._console, transient=True) as progress:
             yield Bar(title, progress, self._console)
 

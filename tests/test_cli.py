@@ -189,16 +189,16 @@ def test_lines_come_now_and_then_and_say_the_time_left(monkeypatch: pytest.Monke
     def log_of(*updates: tuple[float, int, str]) -> list[str]:
         clock, log = [0.0], StringIO()
         monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-        bar = Bar("racing", None, Console(file=log, width=80))
+        bar = Bar("racing [/x]", None, Console(file=log, width=80))
         for clock[0], done, note in updates:
             bar.update(done, 400, note)
         return log.getvalue().splitlines()
 
     assert log_of((0, 100, ""), (10, 105, ""), (30, 115, "loss 2"), (40, 120, ""), (60, 130, "")) == [
-        "  racing: 115/400, about 10 min left, loss 2",  # 15 in 30 seconds, 285 to go
-        "  racing: 130/400, about 9 min left",
+        "  racing [/x]: 115/400, about 10 min left, loss 2",  # 15 in 30 seconds, 285 to go
+        "  racing [/x]: 130/400, about 9 min left",
     ]
-    assert log_of((60, 25, "loss 2")) == ["  racing: 25/400, loss 2"]
+    assert log_of((60, 25, "loss 2")) == ["  racing [/x]: 25/400, loss 2"]
     words = ["less than a minute", "about 1 min", "about 83 min", "about 2.5 hours"]
     assert list(map(roughly, (0, 60, 5000, 9000))) == words
 

@@ -57,7 +57,6 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     return compiled
 
 
-# ---- commands -------------------------------------------------------------------------------------------------------
 def decoded(folder: Path, prompts: list[list[int]], *options: str) -> tuple[bytes, str]:
     """The file that `marsbench decode` writes, and its messages."""
     done = decode_by_command(folder, prompts, "--max-new-tokens", "24", *options)
@@ -97,7 +96,6 @@ def test_compiling_makes_no_other_cell(steps: Steps, output: Path) -> None:
     assert (len(exact), len(half)) == (1, 2)
 
 
-# ---- lm-eval and transformers ---------------------------------------------------------------------------------------
 def test_lm_eval_is_told_in_text(
     steps: Steps, micro_checkpoints: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +140,6 @@ def test_graphs_go_with_their_model(steps: Steps) -> None:
     assert steps and gone() is None
 
 
-# ---- grids and races ------------------------------------------------------------------------------------------------
 AR: dict[str, Any] = {"name": "ar", "method": "ar", "stage": "mars", "compiled": BOTH}
 
 
@@ -231,7 +228,6 @@ def test_a_sweep_races_compiled_against_compiled(steps: Steps, output: Path) -> 
     assert "over compiled `ar`" in page
 
 
-# ---- the page -------------------------------------------------------------------------------------------------------
 def row_of(name: str, method: str, speed: float, *, compiled: bool = False, **options: Any) -> SweepRow:
     """A cell at batch size 4, `speed` times as fast as eager `ar`; compiled `ar` is twice as fast as eager `ar`."""
     baselines = {name: {"seconds": [each] * 2, "emitted": 40} for name, each in (("ar", 1.0), ("ar, compiled", 0.5))}

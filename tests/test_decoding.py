@@ -51,7 +51,6 @@ def companions(models: Models, hidden_size: int) -> dict[str, Any]:
     return {"draft": models["draft"], "heads": heads}
 
 
-# ---- the authors' vectors -----------------------------------------------------------------------------------------
 SAMPLERS = {
     "sliding_window": ("mars", "mars-no-cache"),
     "sliding_window_cached": ("mars", "mars-no-cache"),
@@ -108,7 +107,6 @@ def test_a_cycle_of_two_forwards_drafts_and_verifies(golden: dict[str, Any], gol
         assert meter.positions >= 4 * (meter.forwards - 2)
 
 
-# ---- every method against its contract ----------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def random_models() -> Models:
     """Untrained models: their outputs end early, late or never, and vary without a pattern."""
@@ -229,7 +227,6 @@ def test_one_token_mode_equals_ar(method: str, golden: dict[str, Any], golden_mo
     ]
 
 
-# ---- drafts: a bad draft never shows in the output ------------------------------------------------------------------
 @torch.inference_mode()
 @pytest.mark.parametrize(("layout", "rows", "readings"), [("groups", 1, 1), ("linear", 1, 1), ("groups", 8, 2)])
 def test_a_forward_of_few_entries_reads_the_lm_head_once(
@@ -329,7 +326,6 @@ def test_a_perfect_draft_is_always_accepted(golden: dict[str, Any], golden_model
             assert set(generation.accepted[:-1]) <= {4}
 
 
-# ---- requests and batches -------------------------------------------------------------------------------------------
 def test_rows_may_carry_different_options(golden: dict[str, Any], golden_models: Models) -> None:
     """Guards against one row's limit, threshold or temperature applied to the whole batch."""
     model, method = golden_models["mars"], build_method("mars", Options(mask_id=MASK))
@@ -365,7 +361,6 @@ def test_the_cache_holds_live_tokens_and_the_meter_counts(golden: dict[str, Any]
     assert (meter.forwards, meter.positions) == (first.forwards - 1, 2 * (first.forwards - 1))
 
 
-# ---- choosing tokens ------------------------------------------------------------------------------------------------
 def test_neighbouring_positions_draw_independently() -> None:
     """Guards against noise that repeats from one position to the next."""
     logits = torch.zeros(3000, 2, 2)
@@ -400,7 +395,6 @@ def test_a_sum_of_exponentials_decides_as_a_softmax_does(dtype: torch.dtype, mon
         assert torch.equal(by_sums >= tau, plain >= tau)
 
 
-# ---- refusals -------------------------------------------------------------------------------------------------------
 INF, NAN = float("inf"), float("nan")
 THRESHOLDS = [(1.5, "probability"), (-0.1, "margin"), (-1.0, "entropy"), (0.5, "hope"), (NAN, "probability")]
 THRESHOLDS += [(INF, metric) for metric in ("entropy", "probability", "margin")]

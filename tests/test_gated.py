@@ -46,7 +46,6 @@ MICRO = preset("micro").adapted(steps=6)
 HEADS = get_args(HeadKind)
 
 
-# ---- the loss ----
 def batch(golden_models: Models) -> tuple[Tensor, Tensor]:
     """Three sequences: two turns, a response that ends in the middle of a block, and padding."""
     torch.manual_seed(3)
@@ -218,7 +217,6 @@ def test_a_response_without_masks_gives_no_loss(head: HeadKind, golden_models: M
     assert all(weight.grad is not None and not weight.grad.any() for weight in adapter.parameters())
 
 
-# ---- trained, written and loaded ----
 def trained(name: str, where: Path, parent: Path) -> Path:
     """An adapter of a few steps, beside the AR checkpoint of scale micro that it was trained on."""
     chosen = recipe(MICRO, name)
@@ -370,7 +368,6 @@ def test_adapters_share_a_loaded_model(shared: Path, parent: Path) -> None:
         model.generate(**inputs, **ours, adapter=shared, compiled=True)
 
 
-# ---- refused ----
 def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-9])
 

@@ -36,7 +36,6 @@ from marsbench.training.tokenizer import build_tokenizer
 IDS = {"eos_token_id": 2, "pad_token_id": 0}
 
 
-# ---- transformers ---------------------------------------------------------------------------------------------------
 def padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
     """Prompts padded on the left, as `generate` wants them."""
     longest = max(map(len, prompts))
@@ -151,7 +150,6 @@ def test_what_is_prepared_for_every_step_is_refused(golden_models: Models) -> No
         handle.remove()
 
 
-# ---- marsbench decode -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "options", [("--batch-size", "1"), ("--batch-size", "5"), ("--batch-size", "5", "--prefill-positions", "16")]
 )
@@ -222,7 +220,6 @@ def test_prompts_and_drafts_of_others_are_safe(tmp_path: Path) -> None:
     assert "vocabulary" in result.output
 
 
-# ---- marsbench show -------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def tokenizer() -> hf.PreTrainedTokenizerFast:
     return build_tokenizer(512, texts=500)

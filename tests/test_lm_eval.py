@@ -110,6 +110,22 @@ def answers(model: MarsbenchLM, *, copies: int = 1, **settings: Any) -> list[str
     return model.generate_until([prompt] * copies)
 
 
+def test_a_prompt_begins_as_in_lm_eval(checkpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a prompt without the BOS that its tokenizer puts before a text, or with two of them."""
+    model, special = MarsbenchLM(checkpoint, method="ar"), list[bool]()
+    tokenizer: Any = model._tokenizer
+    own = type(tokenizer).__call__
+    monkeypatch.setattr(
+        type(tokenizer),
+        "__call__",
+        lambda self, *given, **how: special.append(*how.values()) or own(self, *given, **how),
+    )
+    for bos in (None, "word", "other"):  # none; one that the text begins with; one that it lacks
+        tokenizer.bos_token = bos
+        answers(model)
+    assert special == [False, False, True]
+
+
 SAMPLED = {"do_sample": True, "temperature": 1.0}
 
 

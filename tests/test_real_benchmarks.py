@@ -62,7 +62,6 @@ def scores(exam: Exam, say: Callable[[str], str]) -> dict[str, float]:
     return {name: sum(values) / len(values) for name, values in evaluate(exam, responses).scores.items()}
 
 
-# ---- prompts --------------------------------------------------------------------------------------------------------
 STOCK = {
     "gsm8k": "gsm8k/gsm8k-cot.yaml", "bbh": "bbh/cot_fewshot/{}.yaml", "mmlu_pro": "mmlu_pro/mmlu_pro_{}.yaml",
     "ifeval": "ifeval/ifeval.yaml", "humaneval": "humaneval/humaneval_instruct.yaml",
@@ -117,7 +116,6 @@ def test_prompts_are_those_of_lm_eval(name: str, tmp_path: Path) -> None:
         assert task.config.generation_kwargs["do_sample"] is False
 
 
-# ---- scores ---------------------------------------------------------------------------------------------------------
 GOOD = {
     "a sentence": lambda target: f"Let me think.\n\nSo the answer is {target}.",
     "no full stop": lambda target: f"Let me think step by step. The answer is {target}",
@@ -127,7 +125,7 @@ GOOD = {
 @settings(max_examples=100)
 @given(
     target=st.sampled_from(["(A)", "yes", "-5", "] ) >", "quick red fox", "No"]),
-    before=st.sampled_from(["", "Let me think.\n", "The answer is not plain.\n", "I see.\n\n"]),
+    before=st.sampled_from(["", "Let me think.\n", "The answer is not plain.\n", "I see.\n\n", "An answer is due. "]),
     end=st.sampled_from(["", *".!?;,:…~)]* "]),
     after=st.sampled_from(["", "\nI am sure that this answer is right.", "\n\nThe answer is 7.", "\nQ: and?", " Bye."]),
 )
@@ -184,7 +182,6 @@ def test_answers_score_alike_every_time() -> None:
         assert right == doc["Correct Answer"]
 
 
-# ---- which questions ------------------------------------------------------------------------------------------------
 def test_limits_take_parts_of_the_whole() -> None:
     """Guards against a limit that takes one subtask only, a small scale's answer limit, and guessed names."""
     exam = prepare(benchmark("bbh"), LITTLE).first(30)
@@ -215,7 +212,6 @@ def test_where_things_lie_does_not_matter(tmp_path: Path) -> None:
     assert fingerprint(load_tasks(benchmark("gsm8k"), tmp_path / "other")) != original
 
 
-# ---- damaged data, and none -----------------------------------------------------------------------------------------
 DATA_LINE, ANSWER_LINE = '{"question": "1 + 1?", "answer": "#### 2"}\n', '{"doc_id": 0, "response": "x"}\n'
 DAMAGE = {  # questions and responses, and what the refusal says
     "missing column": ('{"question": "1 + 1?"}\n', ANSWER_LINE, "test.jsonl, line 1"),
@@ -300,7 +296,6 @@ def test_instructions_that_the_checker_does_not_take_are_named(names: Any, setti
     assert raised.value.where == f"{file}, line 2" and raised.value.fix
 
 
-# ---- `marsbench score` and `marsbench compare` ----------------------------------------------------------------------
 def score(name: str, responses: Path, *more: object, code: int = 0) -> Result:
     return invoke("score", "--benchmark", name, "--responses", responses, "--data-dir", LITTLE, *more, code=code)
 

@@ -160,7 +160,6 @@ def test_seeds_are_found_again(tmp_path: Path) -> None:
     assert [(seed, its.variant) for seed, its in workspace.seeds().items()] == [(0, ""), (2, "seed2"), (10, "seed10")]
 
 
-# ---- other tables and figures ---------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def little(reproduced: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
     """Makes runs that go on from the uninterrupted run, with two questions of one benchmark."""
@@ -293,7 +292,6 @@ def test_a_table_asks_its_own_benchmarks_only(little: Callable[..., Run]) -> Non
         measured(little("mini_bbh"), plan)
 
 
-# ---- the real benchmarks, on a few rows of each ---------------------------------------------------------------------
 def test_real_benchmarks_run_end_to_end(reproduced: Path, tmp_path: Path) -> None:
     """Guards against a benchmark that needs the hub although its data is here, and a table that fails at one gap."""
     shutil.copytree(reproduced / "runs", tmp_path / "runs")
@@ -347,7 +345,6 @@ def test_lm_eval_runs_our_model(reproduced: Path, tmp_path: Path) -> None:
     assert counts[0] == counts[1]
 
 
-# ---- committed pages ------------------------------------------------------------------------------------------------
 committed_rows = cache(judged_collection)
 PAGES = dict.fromkeys(study.page for study in studies().values())
 COMMITTED = {(DEFAULT_SCALE, name) for name in PAGES if name not in ("real-model", "explore")}

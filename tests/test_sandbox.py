@@ -143,6 +143,14 @@ ESCAPES = {
         run = getattr(interpreters, "exec", None) or interpreters.run_string
         run(interpreters.create(), f"import posix; posix.mkdir({FOLDER + '/new'!r})")
     """,
+    "another name": """
+        machinery = import_module("importlib.machinery")
+        path, name = machinery.PathFinder.find_spec("_posixshmem").origin, "x._posixshmem"
+        spec = machinery.ModuleSpec(name, machinery.ExtensionFileLoader(name, path), origin=path)
+        import_module("_imp").create_dynamic(spec)
+    """,
+    "history of a line editor": "import_module('readline').write_history_file(FOLDER + '/new')",
+    "one core for the worker": "os.sched_setaffinity(os.getppid(), {0})",
     "new session": "os.setsid()",
     "signal to the worker": "posix.kill(os.getppid(), 9)",
     "signal by descriptor": "signal.pidfd_send_signal(os.pidfd_open(os.getppid()), 9)",

@@ -43,7 +43,7 @@ from marsbench.training import chat_data, checkpoints, records
 from marsbench.training.chat_data import read_chat_data, segments, text_turns
 from marsbench.training.checkpoints import ship
 from marsbench.training.data import in_batches, shuffled_passes
-from marsbench.training.stages import STAGES, lineage, recipe
+from marsbench.training.stages import STAGES, lineage, recipe, wider
 from marsbench.training.tokenizer import CHAT_TEMPLATE, prepare_for_chat
 from marsbench.training.trainer import share_of_batch
 
@@ -147,6 +147,19 @@ def test_options_of_a_training_are_part_of_its_key(tmp_path: Path) -> None:
     assert len(keys) == len(changes) + 1
     with pytest.raises(UserError, match="trains its own base"):
         preset("mini").adapted(base="other/base")
+    brief = preset("mini").adapted(steps=100).world
+    assert brief is not None and brief.pretraining.cycle == brief.pretraining.steps == 100, "the rate reaches its peak"
+    assert brief.pretraining.part(0.001).steps == 1 and wider({"num_key_value_heads": 1}, 0.5).popitem()[1] == 1
+
+
+def test_a_base_is_a_model_alone_and_may_sample(base: Path, tmp_path: Path) -> None:
+    """Guards against an adapter that training would drop, and settings of sampling that the first save refuses."""
+    chats, own = save_chat(tmp_path / "chat.jsonl", TALK), shutil.copytree(base, tmp_path / "own")
+    (own / "generation_config.json").write_text('{"temperature": 0.9, "top_p": 0.6}')
+    train("ar_sft", own, chats, tmp_path)
+    train("base_gated", base, chats, tmp_path)
+    (adapter,) = (tmp_path / "runs" / "0.5b" / "checkpoints").glob("base_gated-*[0-9a-f]")
+    assert "has an adapter" in train("ar_sft", adapter, chats, tmp_path, code=2).stderr
 
 
 def test_assistant_turns_are_learned_as_far_as_they_fit(
@@ -172,6 +185,12 @@ def test_assistant_turns_are_learned_as_far_as_they_fit(
     assert cut.dropped == 1
     with pytest.raises(UserError, match="no conversation has an assistant's turn"):
         read_chat_data(file, chat_tokenizer, first)
+    chat_tokenizer.chat_template = (  # as Qwen3 writes it, which thinks in the last answer alone
+        "{% for m in messages %}{{ m.role }}: {{ '<think>' if m.role == 'assistant' and loop.last }}{{ m.content }}"
+        "<|im_end|>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    with pytest.raises(ValueError, match="does not write message"):
+        segments(chat_tokenizer, TALK)
     chat_tokenizer.chat_template = None
     with pytest.raises(UserError, match="no chat template"):
         prepare_for_chat(chat_tokenizer)

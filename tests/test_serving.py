@@ -71,7 +71,6 @@ def text_of(loaded: Loaded, tokens: list[int]) -> str:
     return str(loaded.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-# ---- OpenAI's client
 def test_openai_client_chats(client: openai.OpenAI, loaded: Loaded) -> None:
     """Guards against a chat template that differs from the model's, and answers that the client cannot read."""
     messages: Any = [{"role": "user", "content": PROMPT}]
@@ -104,7 +103,6 @@ def test_openai_client_streams_and_knows_our_errors(client: openai.OpenAI) -> No
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
 
 
-# ---- the same text as without a server
 WAYS = [("ar", None, 4), ("mars", 0.0, 4), ("mars", 0.2, 3), ("mars", 0.6, 6), ("mars-verified", 0.2, 5),
         ("mars-verified", None, 4)]  # fmt: skip
 
@@ -149,7 +147,6 @@ def test_sampling_draws_what_decode_draws(server: Running, loaded: Loaded) -> No
         assert cut["choices"] != drawn["choices"]
 
 
-# ---- the knob
 def test_the_knob_turns_a_running_request(server: Running) -> None:
     """Guards against a threshold that only new requests get, and one that loses tokens of requests in flight."""
     server.call("/v1/speed", {"threshold": 1.0}, "PUT")
@@ -169,7 +166,6 @@ def test_the_knob_turns_a_running_request(server: Running) -> None:
         server.call("/v1/speed", {"threshold": 0.95}, "PUT")
 
 
-# ---- the wire
 def test_the_wire(server: Running) -> None:
     """Guards against streams that clients cannot read, and errors in another form than OpenAI's."""
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 30, "stream": True}
@@ -265,7 +261,6 @@ def test_what_cannot_fit_is_not_taken_apart(path: str, server: Running) -> None:
     assert server.memory() - before < 64 * 2**20
 
 
-# ---- clients that misbehave
 def test_clients_that_vanish_leave_nothing_behind(server: Running) -> None:
     """Guards against rows, queue places and cache that are kept for clients that have gone."""
     rng = random.Random(1)

@@ -92,7 +92,6 @@ def events_of(raw: bytes) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in raw.decode().split("\n\n") if line.startswith("data: {")]
 
 
-# ---- keys, names, pages
 @pytest.mark.parametrize(("options", "variable"), [(["--api-key", ""], None), (["--api-key", " "], None), ([], ""),
                                                    (["--speed-key", ""], None)])  # fmt: skip
 def test_an_empty_key_is_refused(options: list[str], variable: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +201,6 @@ def test_the_page_works_under_a_prefix_and_in_no_frame() -> None:
     assert ask(None, "/v1/models", "GET", root_path="/mars")[0] == 200, "the proxy has taken the prefix away"
 
 
-# ---- bodies
 @pytest.mark.parametrize("body", [
     {"prompt": [[]] * 25_000}, {"prompt": [1.5] * 20_000}, {"prompt": [[1.5]] * 12_000}, {"prompt": [[1]] * 18_000},
     {"prompt": "a", "stop": [1] * 30_000}, {"prompt": "a", "logit_bias": [[]] * 25_000},
@@ -227,7 +225,6 @@ def test_more_answers_than_the_queue_holds_are_refused() -> None:
     assert ask({"prompt": ["a"] * 4, "n": 2}, max_queue=8)[0] == 200
 
 
-# ---- what clients send
 def test_several_answers_and_prompts_stream_side_by_side() -> None:
     """Guards against choices that are mixed up, and texts that differ from those that come at once."""
     body = {"prompt": ["ab", "cd"], "n": 2, "max_tokens": 3}
@@ -322,7 +319,6 @@ def test_a_stop_string_ends_the_job_at_its_token() -> None:
     assert not any(isinstance(message, Cancel) for message in client.sent)
 
 
-# ---- what a body may hold
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),

@@ -131,7 +131,6 @@ def test_races_are_made_once_and_again_where_asked(swept: Path, tmp_path: Path) 
     assert [path.stat().st_mtime_ns for path in sorted(output.rglob("model.safetensors"))] == trained
 
 
-# ---------------------------------------------------------------------- interruptions
 def sweep_in_child(output: Path) -> Any:
     return forked("sweep", "--scale", "micro", "--output", output, "--grid", output / "grid.yaml")
 
@@ -191,7 +190,6 @@ def test_two_sweeps_in_one_folder(swept: Path, tmp_path: Path) -> None:
     assert Workspace(output, "micro").row_file.read_text().count(f'"kind": "{SweepRow.kind}"') == 4
 
 
-# ---------------------------------------------------------------------- the race
 class _Failing:
     """A method that fails in the first forward after the prompt's, or pauses before each."""
 
@@ -258,7 +256,6 @@ def test_a_meter_hears_every_forward(name: str, golden_models: dict[str, Any]) -
     assert len(watch.stamps) == max(generation.forwards for generation in generations)
 
 
-# ---------------------------------------------------------------------- grids
 def test_step_times_are_of_their_own_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against step times of few positions that are taken for those of a grid that asks for more."""
     monkeypatch.setattr(sweep_module, "made_once", lambda *given: given[2].get("positions"))
@@ -396,7 +393,6 @@ def test_a_file_that_is_no_grid_is_named(text: str | bytes | None, tmp_path: Pat
     assert [entry.name for entry in read_grid(file).contenders] == ["ar", "again", "mars-verified"]
 
 
-# ---------------------------------------------------------------------- the position law
 LAW = PositionLaw([1, 4, 16, 64], [1.0, 1.0, 2.0, 8.0])
 
 
@@ -415,7 +411,6 @@ def test_the_law_follows_rows_windows_and_batches() -> None:
     assert LAW.seconds_at(128) == pytest.approx(16)
 
 
-# ---------------------------------------------------------------------- results
 def test_rows_are_merged_filtered_and_exported(swept: Path, tmp_path: Path) -> None:
     """Guards against exports that lose rows or fields, and against a failed row that hides a finished one."""
     file = Workspace(swept, "micro").store

@@ -48,7 +48,6 @@ def rows_of_seeds(count: int) -> list[list[Row]]:
     return [[*answers_of(TABLE2, seed)] for seed in range(count)]
 
 
-# ---- several seeds --------------------------------------------------------------------------------------------------
 def test_seeds_are_pooled_question_by_question() -> None:
     """Guards against questions of one seed beside another's, averaged counts, and two seeds that count as three."""
     seeds = rows_of_seeds(3)
@@ -106,7 +105,6 @@ def test_one_seed_is_judged_as_on_its_page() -> None:
     assert MATCHES.over([first, partly]) == MATCHES.over([partly, first]) == alone
 
 
-# ---- claims on speed and training -----------------------------------------------------------------------------------
 def sweep(speeds: Mapping[int, Mapping[int, float]], target: float = 1.2, forwards: int = 3) -> list[Row]:
     """Batch size -> B_cache -> how many times as fast as `ar`; and a MARS target against an AR target."""
     rows: list[Row] = [
@@ -189,7 +187,6 @@ def test_claims_on_training() -> None:
     assert together.estimate and (together.estimate.value, together.estimate.n, together.seeds) == (2.0, 9, 3)
 
 
-# ---- the pages ------------------------------------------------------------------------------------------------------
 def index_of(root: Path) -> str:
     return next(text for path, text in whole_paper(root, "mini")[0].items() if path.name == "index.md")
 
@@ -245,7 +242,6 @@ def test_nothing_undefined_is_printed(change: Callable[[EvaluationRow], Evaluati
     assert not re.search(r"\b(nan|inf|None)\b", index_of(tmp_path))
 
 
-# ---- the command ----------------------------------------------------------------------------------------------------
 @pytest.mark.usefixtures("brief_training")
 def test_the_whole_paper_with_one_command(reproduced: Path, tmp_path: Path) -> None:
     """Guards against a page that is left out, one failure that takes the others with it, and a silent failure."""

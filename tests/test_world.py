@@ -35,7 +35,7 @@ def test_worlds_differ_in_level_and_wording(name: str) -> None:
 @LEVELS
 @pytest.mark.parametrize("name", MINI)
 def test_no_test_prompt_is_trained_on(name: str, level: Difficulty) -> None:
-    """Guards against train and test sharing a problem, in any wording."""
+    """Guards against train and test sharing a problem, where the world tells it from its wording."""
     held_out = world.test_set(name, SIZE, level=level)
     assert len({example.prompt for example in held_out}) == SIZE
     trained = list(islice(world.draw(name, "train", 0, level), 1_000))

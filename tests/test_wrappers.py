@@ -82,7 +82,6 @@ class Adapted(nn.Module):
             return getattr(super().__getattr__("base_model"), name)
 
 
-# ---- what is hung on a model between two batches -------------------------------------------------------------------
 class Doubled(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         return weight * -2
@@ -263,7 +262,6 @@ def test_adapters_on_embeddings_are_run(model: PreTrainedModel) -> None:
         decode(model, build_method("ar", Options()), [Request([24], 1)], eos_id=-1, pad_id=0)
 
 
-# ---- the model afterwards ----------------------------------------------------------------------------------------
 def test_the_model_is_left_as_it_was(model: PreTrainedModel, tmp_path: Path) -> None:
     """Guards against parameters that share memory after a decoding, which safetensors refuses to save."""
 
@@ -321,7 +319,6 @@ def test_models_that_move_or_are_offloaded(model: PreTrainedModel) -> None:
     assert ar(model) == before
 
 
-# ---- large weights -----------------------------------------------------------------------------------------------
 LARGE = (1024, 768)
 
 

@@ -35,7 +35,7 @@ def _each(change: Callable[[str], str]) -> Callable[[Responses, Docs], list[list
 
 # ---- BBH ------------------------------------------------------------------------------------------------------------
 
-_ANSWER_IS = re.compile(r"(?<!this )(?<!that )answer is:?\s*(.*)", re.IGNORECASE)  # not "this answer is right"
+_ANSWER_IS = re.compile(r"(?<!this )(?<!that )answer is:?\s*(?=(.*))", re.IGNORECASE)  # not "this answer is right"
 _STOCK = re.compile("(?<=the answer is )(.*)(?=.)")  # it takes the last character for a full stop
 _AROUND = " \t.!?,;:…`*\"'"  # what writers put around an answer
 _STOCK_STOPS = ("</s>", "Q", "\n\n")

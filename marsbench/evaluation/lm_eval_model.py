@@ -157,7 +157,8 @@ class MarsbenchLM(GeneratingLM):
             asked = _asked_for(settings, f"generation_kwargs of {request.task_name}")
             limit = min(asked.max_new_tokens, context_length(model) - 1)
             room = room_for_prompt(model, limit)
-            ids, cut = without_beginning(tokenizer(context, add_special_tokens=False).input_ids, room)
+            begun = context.startswith(tokenizer.bos_token or context)  # by the chat template; else as lm-eval does
+            ids, cut = without_beginning(tokenizer(context, add_special_tokens=not begun).input_ids, room)
             seed, threshold = seed_of(asked.seed, request.doc_id + (draw << 32)), self._answering.threshold
             todo.append(replace(asked, prompt_ids=ids, max_new_tokens=limit, threshold=threshold, seed=seed))
             cuts.setdefault(request.task_name, []).append((cut, room))

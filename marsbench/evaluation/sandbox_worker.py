@@ -52,11 +52,15 @@ HARMLESS_EVENTS = """
     sys._getframemodulename sys.excepthook sys.unraisablehook time.sleep
 """
 # They act without audit events, or make interpreters that have no hook.
-REFUSED_MODULES = "ctypes _ctypes _posixshmem _posixsubprocess _interpreters _xxsubinterpreters"
+REFUSED_MODULES = """
+    ctypes _ctypes _dbm _gdbm _interpreters _multiprocessing _posixshmem _posixsubprocess _testcapi _testinternalcapi
+    _tkinter _xxsubinterpreters readline
+"""
 _PATHS = (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), os.path.dirname(np.__file__))
 LIBRARIES = tuple(folder + os.sep for folder in (*_PATHS, *zoneinfo.TZPATH))
 # Functions that reach beyond their process without an audit event.
-UNAUDITED_OS = "mkfifo mknod pidfd_open setns setpgid setpgrp setpriority setsid unshare"
+UNAUDITED_OS = "mkfifo mknod pidfd_open sched_setaffinity sched_setparam sched_setscheduler setns setpgid setpgrp "
+UNAUDITED_OS += "setpriority setsid unshare"
 UNAUDITED = {os: UNAUDITED_OS, posix: UNAUDITED_OS, signal: "pidfd_send_signal"}
 UNAUDITED |= {subprocess: "_fork_exec", _posixsubprocess: "fork_exec"}
 
@@ -184,7 +188,7 @@ def _refuse_side_effects() -> None:
     ) -> None:  # fmt: skip
         permitted = event in harmless
         if event == "import":
-            permitted = kind(args[0]) is string and args[0] not in refused_modules
+            permitted = kind(args[0]) is string and args[0].rpartition(".")[2] not in refused_modules
         elif event == "open":
             path, mode, flags = args
             reads = mode in (None, "r", "rb") and not flags & writing

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.markup import escape
-
 from marsbench.errors import NothingMeasured, UserError
 from marsbench.executors.tasks import Executor
 from marsbench.locks import locked
@@ -61,7 +59,7 @@ def reproduce_all(run: Run, executor: Executor, *, quick: bool = False) -> None:
         try:
             _write_page(study, run, made[study.key], quick=quick)
         except UserError as error:
-            run.reporter.say(escape(f"{study.key}: {error}"))
+            run.reporter.say(f"{study.key}: {error}")
             failed[study.key] = error
     if len(failed) < len(wanted):
         write_whole_paper(run.workspace.root, run.scale.scale)

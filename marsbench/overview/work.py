@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
-
 from marsbench.errors import UserError
 from marsbench.executors.tasks import Ended, Executor, Here, Local, Task, log_of
 from marsbench.overview import PRELOAD
@@ -161,7 +159,7 @@ def carry_out(
             made[ended.name] = ended
             known.hear(ended.value)
             if in_process and ended.error is not None and ended.name not in of_pages:
-                run.reporter.say(escape(str(ended.error)))
+                run.reporter.say(str(ended.error))
     parts = {study.key: [made[name] for name, task in of_pages.items() if task.study == study.key] for study in wanted}
     return refused | {study.key: known.rows_of(study, parts[study.key]) for study in wanted}
 
@@ -173,7 +171,7 @@ def shown(executor: Executor, tasks: Sequence[RunTask], run: Run) -> Generator[E
 
     def look(running: Sequence[Task]) -> None:
         said = [f"{done} pieces done", *[_last_said(task, logs) for task in running[:1]]]  # of the oldest
-        bar.update(round(seconds), round(whole), escape("; ".join(said)))
+        bar.update(round(seconds), round(whole), "; ".join(said))
 
     with (
         run.reporter.bar(f"{len(tasks)} pieces of work, by their seconds") as bar,
@@ -185,7 +183,7 @@ def shown(executor: Executor, tasks: Sequence[RunTask], run: Run) -> Generator[E
             end = f", {roughly(ended.seconds)}"
             if ended.error is not None:
                 end = f": {ended.error.what} (see {log_of(logs, task.name)})"
-            run.reporter.say(escape(f"{'failed' if ended.error else 'done'}: {task.title}{where}{end}"))
+            run.reporter.say(f"{'failed' if ended.error else 'done'}: {task.title}{where}{end}")
             seconds += task.seconds  # as estimated: the bar says by them how long the rest may take
             done += 1
             yield ended

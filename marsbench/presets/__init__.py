@@ -35,7 +35,7 @@ class Budget:
     def part(self, share: float) -> "Budget":
         if share == 1 or self.steps is None:
             return self
-        steps = round(share * self.steps)
+        steps = max(1, round(share * self.steps))
         return replace(self, steps=steps, cycle=self.cycle and min(self.cycle, steps))
 
     def longer(self, times: int) -> "Budget":
@@ -171,7 +171,9 @@ class Preset:
             raise UserError(f"scale {self.scale} trains its own base on the embedded world, not on chat data", fix=fix)
 
         def changed(budget: Budget) -> Budget:
-            return replace(budget, steps=steps or budget.steps, batch_size=batch_size or budget.batch_size)
+            cycle = budget.cycle and min(budget.cycle, steps or budget.cycle)  # a rate that reaches its peak, and falls
+            batch = batch_size or budget.batch_size
+            return replace(budget, steps=steps or budget.steps, batch_size=batch, cycle=cycle)
 
         world, start = self.world, self.pretrained
         if world is not None:

@@ -150,8 +150,6 @@ STUDY = TablePage(
     prepared=with_choice,
 )
 
-# ---- Table 9 ----
-
 _MARS = mars_name("mars", 4, 0.95)
 PLAN9 = TablePlan(
     "9",

@@ -22,8 +22,6 @@ _SMALLEST, *_LARGER = BLOCK_SIZES
 SURE, UNSURE = TAUS[1], TAUS[-1]
 _ONE_TOKEN, _SURE = (mars_name("mars", _SMALLEST, tau) for tau in (None, SURE))
 
-# ---- Table 8 and Figure 3 ----
-
 PLAN = TablePlan(
     "8",
     "Accuracy against tokens per forward pass, by threshold and block size, with and without the SFT loss",
@@ -92,8 +90,6 @@ STUDY = TablePage(
     deviations=(ABLATIONS_DEVIATION,),
 )  # fmt: skip
 
-# ---- Table 4 ----
-
 PLAN4 = TablePlan(
     "4",
     "Accuracy and tokens per forward pass at tau = .95, by block size",
@@ -139,8 +135,6 @@ TABLE4 = TablePage(
     plan=PLAN4,
     claims=CLAIMS4,
 )
-
-# ---- Figure 6 ----
 
 METRIC_THRESHOLDS: dict[str, tuple[float, ...]] = {  # surest first; entropy in nats
     "probability": TAUS[1:],

@@ -137,6 +137,7 @@ def segments(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> lis
     """
     render = partial(tokenizer.apply_chat_template, tokenize=False)
     end, parts, at = str(tokenizer.eos_token), list[tuple[str, bool]](), 0
+    seen = ""  # of the turns that were taken
     for number, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
@@ -146,8 +147,8 @@ def segments(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> lis
         except TemplateError as error:
             raise ValueError(f"the chat template refuses message {number + 1}: {error}") from error
         stop = after.rfind(end, len(before)) + len(end)
-        if not after.startswith(before) or stop < len(before) + len(end):
+        if not before.startswith(seen) or not after.startswith(before) or stop < len(before) + len(end):
             raise ValueError(f"the chat template does not write message {number + 1} as a turn that {end} ends")
         parts += [(after[at : len(before)], False), (after[len(before) : stop], True)]
-        at = stop
+        at, seen = stop, after[:stop]
     return parts

@@ -228,7 +228,7 @@ def recipe(scale: Preset, stage_name: str, *, block_size: int = 4, seed: int = 0
 def wider(model: dict[str, Any], width: float) -> dict[str, Any]:
     """A model of as many layers, `width` times as wide, whose heads are as large."""
     sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    return {name: round(width * value) if name in sizes else value for name, value in model.items()}
+    return {name: max(1, round(width * value)) if name in sizes else value for name, value in model.items()}
 
 
 def _width(chosen: Stage) -> float:

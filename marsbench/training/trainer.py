@@ -26,6 +26,7 @@ from transformers.trainer_callback import PrinterCallback, TrainerCallback, Trai
 from transformers.training_args import TrainingArguments
 
 from marsbench.errors import UserError
+from marsbench.forward.adapter import Adapted
 from marsbench.forward.limits import vocabulary_of
 from marsbench.forward.window import without_cudnn_attention
 from marsbench.json_lines import read_json
@@ -146,6 +147,9 @@ def weights_of(recipe: Recipe, parent: Path | None) -> tuple[PreTrainedTokenizer
     tokenizer, model = loaded.tokenizer, loaded.model.train()
     if parent is not None:
         return tokenizer, model, loaded.weights
+    if isinstance(loaded.model, Adapted):
+        what = "the base has an adapter or a draft head, which training would drop"
+        raise UserError(what, where=str(begin), fix="give the model alone")
     prepare_for_chat(tokenizer)
     if len(tokenizer) > vocabulary_of(model):
         if not LEARNERS[recipe.objective].saves_model:
@@ -154,6 +158,10 @@ def weights_of(recipe: Recipe, parent: Path | None) -> tuple[PreTrainedTokenizer
         model.resize_token_embeddings(len(tokenizer))
     for config in (model.config, model.generation_config):
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError:  # settings of sampling beside greedy decoding, which could not be saved
+        model.generation_config.do_sample = True
     return tokenizer, model, loaded.weights
 
 

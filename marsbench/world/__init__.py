@@ -2,7 +2,8 @@
 
 `draw` yields examples without end, `corpus` the plain text on which the base model is pretrained, both deterministic by
 seed, at each level of difficulty. Train and test never share a problem: a hash of its content, not of its wording, says
-to which split it belongs.
+to which split it belongs. (Of ifeval, and of dates and walks in bbh, the content is the wording: there, a test question
+may be a training question in other words.)
 """
 
 import random

@@ -20,7 +20,7 @@ class Example:
 
     prompt: str  # the user's turn
     response: str  # a reference assistant turn
-    content: str  # names the problem whatever its wording: train and test are split by it
+    content: str  # names the problem, in most benchmarks whatever its wording: train and test are split by it
     doc: Mapping[str, Any] = field(default_factory=dict)  # the columns that the scorer needs
 
 

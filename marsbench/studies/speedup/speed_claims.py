@@ -200,9 +200,6 @@ def _table6() -> Iterator[Claim]:
     )  # fmt: skip
 
 
-# ---- ours: the best settings ----------------------------------------------------------------------------------------
-
-
 class Best(NamedTuple):
     """The fastest setting of a kind, compared with AR."""
 
@@ -222,9 +219,6 @@ BESTS = {
         "`mars-verified` with an adapter on AR SFT",
     ),
 }  # fmt: skip
-
-
-# ---- the tables, beside the paper's own numbers ---------------------------------------------------------------------
 
 
 def table5(sweep: SweepCells) -> dict[str, str]:
