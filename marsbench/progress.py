@@ -85,12 +85,8 @@ class Reporter:
             self.say(title)
             yield Bar(title, None, self._console)
             return
-        columns: list[ProgressColumn] = [
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-        ]
-        columns += [TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)]
+        columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False), BarColumn()]
+        columns += [MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False)]
         with Progress(*columns, console=self._console, transient=True) as progress:
             yield Bar(title, progress, self._console)
 

@@ -31,6 +31,7 @@ from marsbench.decoding.engine import decode
 from marsbench.decoding.generation import PREFILL_POSITIONS, Request, seed_of
 from marsbench.errors import UserError, integer
 from marsbench.forward.adapter import Adapted
+from marsbench.forward.limits import vocabulary_of
 from marsbench.line import EARLIER, renamed
 from marsbench.methods import METHODS, OPTIONS, Decoding, build_method
 from marsbench.progress import Reporter
@@ -85,12 +86,15 @@ def generate(
     strange = [type(rule).__name__ for rule in rules if not isinstance(rule, _KNOWN)]
     strange += _asked_in_vain(config, input_ids, others, model)
     asked = renamed({name: others[name] for name in _ASKED if others.get(name) is not None})
-    asked.setdefault("mask_id", mask_of(_tokenizer(str(adapter or model.name_or_path or ""))))
+    name = str(adapter or model.name_or_path or "")
+    asked.setdefault("mask_id", _kept(model, "mask", name, lambda: mask_of(_tokenizer(name))))
     options = Decoding(**asked).check()
     options.check_heard(options.method)
     _check_call(", ".join(strange), options, adapter, len(input_ids) if token_streamer is not None else 0)
     if options.draft is not None and not METHODS[options.method].own_loop:
-        check_draft([model, options.draft], [_tokenizer(each.name_or_path or "") for each in (model, options.draft)])
+        both = model, options.draft
+        names, sizes = [each.name_or_path or "" for each in both], [*map(vocabulary_of, both)]
+        _kept(model, "draft", [names, sizes], lambda: check_draft(both, [*map(_tokenizer, names)]))
     has_heads, place = "heads" in METHODS[options.method].needs, Path(str(model.name_or_path))
     heads = MedusaHeads.load(place, dtype=model.dtype, device=model.device) if has_heads else None
     compiled = adapter is None and wants_graphs(model, options.compiled)

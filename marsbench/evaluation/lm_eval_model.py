@@ -110,10 +110,8 @@ class MarsbenchLM(GeneratingLM):
         companion = load_aloud(decoding.draft, Reporter(), **how) if decoding.draft else None
         rows = 1 if METHODS[method].one_row else min(rows, max_batch_size or rows)
         self.tokenizer_name = str(loaded.tokenizer.name_or_path)
-        self._answering, self._tokenizer = (
-            Answering.of_decoding(decoding, loaded, companion, Reporter(), rows),
-            loaded.tokenizer,
-        )
+        self._answering = Answering.of_decoding(decoding, loaded, companion, Reporter(), rows)
+        self._tokenizer = loaded.tokenizer
         self.batch_sizes = {"rows": rows}  # lm-eval writes and prints them beside its own idea
         self._emitted = self._forwards = 0
 

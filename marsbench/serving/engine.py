@@ -290,6 +290,6 @@ def bytes_per_slot(model: Any) -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    if isinstance(error, torch.AcceleratorError):  # this process can use its device no more
+    if isinstance(error, getattr(torch, "AcceleratorError", ())):  # this process can use its device no more
         raise error
     return next(iter(str(error).splitlines()), "") or "no memory"
